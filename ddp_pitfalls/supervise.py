@@ -1,0 +1,293 @@
+"""Start the ranks of a variant, watch how each ends, find a hang, and leave nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from linecache import getline
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from ddp_pitfalls.measure import FINISHED, Ended, Hangs, Kind, Notice, stands_as_documented
+from ddp_pitfalls.rank import STACK_SIGNAL, Channels, Descriptor, Job, run
+
+START = 60.0  # seconds for all ranks to enter the variant
+HANG_AFTER = 1.0  # seconds after that until the first look at where the ranks stand
+LOOK_AGAIN = 0.25  # seconds until the second look, which must see the same
+PATIENCE = 30.0  # seconds for a variant that is not documented to hang where it stands: a busy machine is slow, not stuck
+AFTERMATH = 0.25  # seconds that the other ranks get to fail as well, once one has
+LEAVE = 2.0  # seconds for a released rank to end by itself
+OUTPUT_LIMIT = 100_000  # characters kept of what a rank wrote
+
+
+@dataclass
+class Rank:
+    """The supervisor's side of one rank."""
+
+    number: int
+    process: BaseProcess
+    messages: Connection
+    out: int
+    err: int
+    stacks: int
+    main_thread: int | None = None  # set once the rank has entered the variant
+    skip: tuple[int, int] = (0, 0)  # what stood in out and err by then
+    notices: list[Notice] = field(default_factory=list)
+    ended: Ended | None = None
+
+
+class Stopped(Exception):
+    """A rank did not get as far as the variant."""
+
+
+def supervise(job: Job, kind: Kind, method: str, patience: float = PATIENCE) -> list[Ended]:
+    """Run a variant on its ranks and say how each ended.
+
+    ``kind`` is only used to stop waiting early where every rank stands as documented; ``method`` is fork, forkserver or spawn.
+    """
+    with started(job, method) as ranks:
+        watch = _Watch(ranks, kind, str(job.script), patience)
+        while not watch.over():
+            _receive(ranks, timeout=watch.next_look())
+        return [_whole(rank, watch.verdict_on(rank)) for rank in ranks]
+
+
+@contextmanager
+def started(job: Job, method: str) -> Iterator[list[Rank]]:
+    """The ranks of a job, as processes; all of them, and their children, are gone afterwards."""
+    context = multiprocessing.get_context(method)
+    ranks: list[Rank] = []
+    try:
+        for number in range(job.ranks):
+            ours, theirs = multiprocessing.Pipe()
+            out, err, stacks = (_anonymous_file() for _ in range(3))
+            channels = Channels(theirs, Descriptor(out), Descriptor(err), Descriptor(stacks))
+            process = context.Process(target=run, args=(job, number, channels), daemon=False)  # type: ignore[attr-defined]
+            ranks.append(Rank(number, process, ours, out, err, stacks))
+            process.start()
+            theirs.close()
+        yield ranks
+    finally:
+        with _uninterrupted():
+            _end(ranks)
+
+
+def _end(ranks: Sequence[Rank]) -> None:
+    for rank in ranks:
+        if rank.ended is not None and rank.ended.how == "measured":
+            _say(rank, "leave")
+    deadline = time.monotonic() + LEAVE
+    for rank in ranks:
+        if rank.ended is not None and rank.ended.how == "measured":
+            rank.process.join(max(0.0, deadline - time.monotonic()))
+    for rank in ranks:
+        if rank.process.pid is not None:
+            _kill_group(rank.process)
+            rank.process.join()
+            rank.process.close()
+        rank.messages.close()
+        for fd in (rank.out, rank.err, rank.stacks):
+            os.close(fd)
+
+
+def _kill_group(process: BaseProcess) -> None:
+    """End a rank and its children; a rank that had no time to make its own group is ended alone."""
+    assert process.pid is not None
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C does not stop the clean-up; it takes a fraction of a second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _anonymous_file() -> int:
+    """A file without a name: nothing to delete, and in memory where that is possible, so that a full disk hides nothing."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("ddp-pitfalls")
+    fd, name = tempfile.mkstemp()
+    Path(name).unlink()
+    return fd
+
+
+def _say(rank: Rank, message: Any) -> None:
+    with suppress(OSError):  # it has gone, and its sentinel says so
+        rank.messages.send(message)
+
+
+def _receive(ranks: Sequence[Rank], timeout: float) -> None:
+    """Wait for the next message or death of any rank that has not ended, and note it."""
+    waiting: dict[Any, Rank] = {end: r for r in ranks if r.ended is None for end in (r.messages, r.process.sentinel)}
+    for ready in wait(list(waiting), timeout):
+        rank = waiting[ready]
+        try:
+            while rank.ended is None and rank.messages.poll():
+                _note(ranks, rank, rank.messages.recv())
+        except (EOFError, ConnectionResetError):
+            rank.process.join(LEAVE)
+        if rank.ended is None and not rank.process.is_alive():
+            rank.ended = _death(rank, _failures(ranks))
+
+
+def _note(ranks: Sequence[Rank], rank: Rank, message: tuple[Any, ...]) -> None:
+    match message:
+        case ("port", port):
+            for other in ranks:
+                if other is not rank:
+                    _say(other, port)
+        case ("entered", main_thread, out, err):
+            rank.main_thread, rank.skip = main_thread, (out, err)
+        case ("notice", notice):
+            rank.notices.append(notice)
+        case ("ended", ended):
+            rank.ended = replace(ended, order=_failures(ranks))
+
+
+def _failures(ranks: Sequence[Rank]) -> int:
+    return sum(r.ended is not None and r.ended.how != "measured" for r in ranks)
+
+
+def _death(rank: Rank, order: int) -> Ended:
+    code = rank.process.exitcode
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return Ended(rank.number, "died", message=f"was ended by {name}", signal=name, order=order)
+    where = "in the variant" if rank.main_thread is not None else "before it entered the variant"
+    return Ended(rank.number, "died", message=f"left {where} with exit code {code}, without a measurement", order=order)
+
+
+def _whole(rank: Rank, ended: Ended) -> Ended:
+    """The ending, with what the rank was told and what it wrote since it entered the variant."""
+    out, err = (_read(fd, skip) for fd, skip in zip((rank.out, rank.err), rank.skip))
+    return replace(ended, notices=tuple(rank.notices), output=err, printed=out)
+
+
+def _read(fd: int, start: int = 0) -> str:
+    return os.pread(fd, OUTPUT_LIMIT, start).decode(errors="replace")
+
+
+class _Watch:
+    """When to stop waiting, and what to say of a rank that has not ended by then."""
+
+    def __init__(self, ranks: Sequence[Rank], kind: Kind, script: str, patience: float) -> None:
+        self.ranks, self.kind, self.script, self.patience = ranks, kind, script, patience
+        self.began = time.monotonic()
+        self.entered: float | None = None
+        self.failed: float | None = None
+        self.look = START
+        self.seen: dict[int, list[str]] = {}
+        self.still = False
+        self.stuck = False
+
+    def next_look(self) -> float:
+        """Seconds until there is something to do, whatever the ranks say."""
+        now = time.monotonic()
+        until = self.began + START if self.entered is None else self.entered + self.look
+        if self.failed is not None:
+            until = min(until, self.failed + AFTERMATH)
+        return max(0.0, until - now)
+
+    def over(self) -> bool:
+        """Whether every rank has ended, one has failed, or the rest is stuck."""
+        now = time.monotonic()
+        if all(r.ended is not None for r in self.ranks):
+            return True
+        if self.failed is None and _failures(self.ranks):
+            self.failed = now
+        if self.failed is not None:
+            return now >= self.failed + AFTERMATH
+        if self.entered is None:
+            if any(r.main_thread is None for r in self.ranks):
+                return now >= self.began + START
+            self.entered, self.look = now, HANG_AFTER
+        if now >= self.entered + self.look:
+            self.stuck = self._stuck(now - self.entered)
+            self.look = now - self.entered + LOOK_AGAIN
+        return self.stuck
+
+    def _stuck(self, waited: float) -> bool:
+        """Look at where the ranks stand. They are stuck if two looks in a row agree, and stand as documented or have had all patience."""
+        before, self.seen = self.seen, {r.number: ask(r) for r in self.ranks if r.ended is None}
+        self.still = before == self.seen and all(self.seen.values())
+        if waited >= self.patience:
+            return True
+        return self.still and isinstance(self.kind, Hangs) and stands_as_documented(self.kind, self._lines(self.kind))
+
+    def _lines(self, kind: Hangs) -> dict[int, str | None]:
+        return {r.number: FINISHED if r.ended is not None else line_of(self.seen[r.number], self.script) for r in self.ranks}
+
+    def verdict_on(self, rank: Rank) -> Ended:
+        if rank.ended is not None:
+            return rank.ended
+        if rank.main_thread is None and self.failed is None:
+            return Ended(rank.number, "died", message=f"did not enter the variant within {START:g} seconds")
+        if not self.stuck:
+            return Ended(rank.number, "unfinished", message="was stopped after another rank had failed")
+        stack = self.seen.get(rank.number, [])
+        line = line_of(stack, self.script)
+        if not self.still:
+            return Ended(rank.number, "unfinished", line=line, message=f"was still running after {self.patience:g} seconds")
+        return Ended(rank.number, "stuck", line=line, message=stack[0].strip() if stack else "no stack", stack="\n".join(stack))
+
+
+FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in ')
+
+
+def line_of(stack: Sequence[str], script: str) -> str | None:
+    """The innermost line of the script on a stack (innermost frame first)."""
+    for entry in stack:
+        if (frame := FRAME.search(entry)) and frame["file"] == script:
+            return getline(script, int(frame["line"])).strip()
+    return None
+
+
+def ask(rank: Rank) -> list[str]:
+    """The frames of the rank's main thread, innermost first: ``faulthandler`` writes them whatever the rank waits in."""
+    start = os.fstat(rank.stacks).st_size
+    assert rank.process.pid is not None
+    try:
+        os.kill(rank.process.pid, STACK_SIGNAL)
+    except ProcessLookupError:
+        return []
+    size, deadline = start, time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+        before, size = size, os.fstat(rank.stacks).st_size
+        if size > start and size == before:
+            break
+    return main_thread_frames(_read(rank.stacks, start), rank.main_thread or 0)
+
+
+def main_thread_frames(dump: str, ident: int) -> list[str]:
+    """The frames of one thread in a dump of all threads by ``faulthandler``."""
+    frames: list[str] | None = None
+    for line in dump.splitlines():
+        if header := re.match(r"(?:Current thread|Thread) 0x([0-9a-f]+)", line):
+            if frames is not None:
+                break
+            frames = [] if int(header[1], 16) == ident else None
+        elif frames is not None and line.strip():
+            frames.append(line.strip())
+    return frames or []
