@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -62,12 +63,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Channels:
-    """What connects a rank with its supervisor: messages, standard output, error output, stacks."""
+    """What connects a rank with its supervisor: messages, standard output, error output, stacks, and the folder for files."""
 
     messages: Connection
     out: Descriptor
     err: Descriptor
     stacks: Descriptor
+    folder: str
 
 
 def run(job: Job, rank: int, channels: Channels) -> None:
@@ -80,6 +82,7 @@ def run(job: Job, rank: int, channels: Channels) -> None:
     os.dup2(channels.out.fd, 1)
     os.dup2(channels.err.fd, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    use_folder(channels.folder)
     faulthandler.register(STACK_SIGNAL, file=channels.stacks.fd, all_threads=True)
     lock = threading.Lock()
 
@@ -141,6 +144,11 @@ def join_group(job: Job, rank: int, messages: Connection) -> None:
         messages.send(("port", store.port))
     os.environ["MASTER_PORT"] = str(store.port)
     dist.init_process_group(job.tier.backend, store=store, rank=rank, world_size=job.ranks)
+
+
+def use_folder(folder: str) -> None:
+    """Make ``tempfile.gettempdir()`` a folder that the ranks of this run share with nobody else, and that goes with them."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def reseed() -> None:

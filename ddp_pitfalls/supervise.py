@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -67,11 +69,12 @@ def started(job: Job, method: str) -> Iterator[list[Rank]]:
     """The ranks of a job, as processes; all of them, and their children, are gone afterwards."""
     context = multiprocessing.get_context(method)
     ranks: list[Rank] = []
+    folder = _folder()
     try:
         for number in range(job.ranks):
             ours, theirs = multiprocessing.Pipe()
             out, err, stacks = (_anonymous_file() for _ in range(3))
-            channels = Channels(theirs, Descriptor(out), Descriptor(err), Descriptor(stacks))
+            channels = Channels(theirs, Descriptor(out), Descriptor(err), Descriptor(stacks), str(folder.path))
             process = context.Process(target=run, args=(job, number, channels), daemon=False)  # type: ignore[attr-defined]
             ranks.append(Rank(number, process, ours, out, err, stacks))
             process.start()
@@ -80,6 +83,7 @@ def started(job: Job, method: str) -> Iterator[list[Rank]]:
     finally:
         with _uninterrupted():
             _end(ranks)
+            folder.remove()
 
 
 def _end(ranks: Sequence[Rank]) -> None:
@@ -121,6 +125,26 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A folder for the files of one run, and the process that removes it should this one be killed."""
+
+    path: Path
+    remover: subprocess.Popen[bytes]
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.remover.kill()
+        self.remover.communicate()
+
+
+def _folder() -> _Folder:
+    path = tempfile.mkdtemp(prefix="ddp-pitfalls-")
+    after_us = ["sh", "-c", 'read _; sleep 0.5; rm -rf "$1"', "sh", path]  # read ends when nobody holds the pipe any more
+    remover = subprocess.Popen(after_us, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    return _Folder(Path(path), remover)
 
 
 def _anonymous_file() -> int:
