@@ -41,24 +41,29 @@ class Absent(Exception):
 
 
 def count_gpus() -> int:
-    """The number of visible CUDA devices, counted in a throw-away process: a process that has used CUDA cannot fork."""
+    """The number of visible CUDA devices."""
+    return len(gpu_names())
+
+
+def gpu_names() -> list[str]:
+    """The visible CUDA devices, listed in a throw-away process: a process that has used CUDA cannot fork."""
     if not torch.backends.cuda.is_built():
-        return 0
+        return []
     receiver, sender = multiprocessing.Pipe(duplex=False)
     context: Any = multiprocessing.get_context("fork" if FORKS else "spawn")
-    child = context.Process(target=_send_count, args=(sender,))
+    child = context.Process(target=_send_names, args=(sender,))
     child.start()
     sender.close()
     try:
-        return int(receiver.recv())
+        return list(receiver.recv())
     except EOFError:
-        return 0
+        return []
     finally:
         child.join()
 
 
-def _send_count(sender: Connection) -> None:
-    sender.send(torch.cuda.device_count())
+def _send_names(sender: Connection) -> None:
+    sender.send([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
 
 
 def choose(wanted: str, ranks: int, gpus: int) -> Tier:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.platform == "win32":
+    sys.exit("process groups work differently on Windows: run this under WSL")
+
 import argparse
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -47,22 +52,31 @@ def main() -> NoReturn:
     Exit codes: 0 as documented, 1 not, 2 asked for what is not here, 77 nothing could be measured here.
     """
     arguments = _arguments()
-    path = Path(sys.argv[0])
     try:
-        if sys.platform == "win32":
-            raise hardware.Absent("process groups work differently on Windows: run this under WSL")
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            sys.exit(_under_torchrun(load(path), arguments))
-        if hardware.FORKS and _threads() > THREADS_AT_IMPORT:
-            raise hardware.Absent("a torch operation ran before main(), and forked ranks would block for ever: move it into a variant")
-        signal.signal(signal.SIGTERM, _terminate)
-        sys.exit(_supervised(load(path), arguments))
+        code = _run(Path(sys.argv[0]), arguments)
     except (hardware.Absent, BadScript) as error:
         print(error, file=sys.stderr)
-        sys.exit(NO_SUCH_THING)
+        code = NO_SUCH_THING
     except KeyboardInterrupt:
         print("interrupted; every rank has been ended", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        code = 128 + signal.SIGINT
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    os._exit(code)  # taking down an interpreter with torch in it takes longer than all the variants
+
+
+def _run(path: Path, arguments: argparse.Namespace) -> int:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return _under_torchrun(load(path), arguments)
+    refuse_threads()
+    signal.signal(signal.SIGTERM, _terminate)
+    return _supervised(load(path), arguments)
+
+
+def refuse_threads() -> None:
+    """Raise Absent where a torch operation has started threads here: a fork has none of them, and waits for them for ever."""
+    if hardware.FORKS and _threads() > THREADS_AT_IMPORT:
+        raise hardware.Absent("a torch operation ran before main(), and forked ranks would block for ever: move it into a variant")
 
 
 def _terminate(number: int, _: FrameType | None) -> NoReturn:

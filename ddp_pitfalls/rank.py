@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import linecache
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -27,7 +25,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 
-from ddp_pitfalls import hardware
+from ddp_pitfalls import hardware, processes
 from ddp_pitfalls.measure import Ended, Measurement, Notice
 from ddp_pitfalls.script import load
 
@@ -78,7 +76,7 @@ def run(job: Job, rank: int, channels: Channels) -> None:
     It reports how it ended, then stays until it is released: a rank that leaves closes its connections, and a peer that hangs
     would get an error instead.
     """
-    die_with_supervisor()
+    processes.die_with_supervisor()
     os.dup2(channels.out.fd, 1)
     os.dup2(channels.err.fd, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
@@ -173,28 +171,3 @@ def hear_warnings(notice: Callable[[Notice], None]) -> None:
     warnings.showwarning = show
     for category in AGEING:
         warnings.simplefilter("ignore", category)
-
-
-def die_with_supervisor() -> None:
-    """Lead a process group of its own, which ends with the supervisor, whatever ended that.
-
-    The supervisor holds the other end of this pipe; when the last holder is gone, the pipe's state changes. Linux itself
-    then kills the group, also while this process waits in a collective and whatever children it has.
-    """
-    os.setpgid(0, 0)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    pipe = int(parent.sentinel)
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-        if multiprocessing.connection.wait([pipe], timeout=0):  # it was gone before the signal was asked for
-            os.killpg(0, signal.SIGKILL)
-    else:
-        threading.Thread(target=_kill_group_after, args=(pipe,), daemon=True).start()
-
-
-def _kill_group_after(pipe: int) -> None:
-    multiprocessing.connection.wait([pipe])
-    os.killpg(0, signal.SIGKILL)

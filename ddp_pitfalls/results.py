@@ -134,6 +134,11 @@ def kind_name(kind: Kind) -> str:
     return type(kind).__name__.lower()
 
 
+def of_kind(result: VariantResult, kind: str) -> VariantResult:
+    """The same, of another kind: a fix does not declare how its repro fails."""
+    return msgspec.structs.replace(result, kind=kind)
+
+
 def first_line(text: str) -> str:
     """The first line of a text that says something."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

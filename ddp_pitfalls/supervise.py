@@ -5,11 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import shutil
 import signal
-import subprocess
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from linecache import getline
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
+from ddp_pitfalls import processes
 from ddp_pitfalls.measure import FINISHED, Ended, Hangs, Kind, Notice, stands_as_documented
 from ddp_pitfalls.rank import STACK_SIGNAL, Channels, Descriptor, Job, run
 
@@ -69,11 +65,11 @@ def started(job: Job, method: str) -> Iterator[list[Rank]]:
     """The ranks of a job, as processes; all of them, and their children, are gone afterwards."""
     context = multiprocessing.get_context(method)
     ranks: list[Rank] = []
-    folder = _folder()
+    folder = processes.make_folder()
     try:
         for number in range(job.ranks):
             ours, theirs = multiprocessing.Pipe()
-            out, err, stacks = (_anonymous_file() for _ in range(3))
+            out, err, stacks = (processes.anonymous_file() for _ in range(3))
             channels = Channels(theirs, Descriptor(out), Descriptor(err), Descriptor(stacks), str(folder.path))
             process = context.Process(target=run, args=(job, number, channels), daemon=False)  # type: ignore[attr-defined]
             ranks.append(Rank(number, process, ours, out, err, stacks))
@@ -81,7 +77,7 @@ def started(job: Job, method: str) -> Iterator[list[Rank]]:
             theirs.close()
         yield ranks
     finally:
-        with _uninterrupted():
+        with processes.uninterrupted():
             _end(ranks)
             folder.remove()
 
@@ -96,64 +92,12 @@ def _end(ranks: Sequence[Rank]) -> None:
             rank.process.join(max(0.0, deadline - time.monotonic()))
     for rank in ranks:
         if rank.process.pid is not None:
-            _kill_group(rank.process)
+            processes.kill_group(rank.process)
             rank.process.join()
             rank.process.close()
         rank.messages.close()
         for fd in (rank.out, rank.err, rank.stacks):
             os.close(fd)
-
-
-def _kill_group(process: BaseProcess) -> None:
-    """End a rank and its children; a rank that had no time to make its own group is ended alone."""
-    assert process.pid is not None
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        process.kill()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C does not stop the clean-up; it takes a fraction of a second."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@dataclass(frozen=True)
-class _Folder:
-    """A folder for the files of one run, and the process that removes it should this one be killed."""
-
-    path: Path
-    remover: subprocess.Popen[bytes]
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.remover.kill()
-        self.remover.communicate()
-
-
-def _folder() -> _Folder:
-    path = tempfile.mkdtemp(prefix="ddp-pitfalls-")
-    after_us = ["sh", "-c", 'read _; sleep 0.5; rm -rf "$1"', "sh", path]  # read ends when nobody holds the pipe any more
-    remover = subprocess.Popen(after_us, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-    return _Folder(Path(path), remover)
-
-
-def _anonymous_file() -> int:
-    """A file without a name: nothing to delete, and in memory where that is possible, so that a full disk hides nothing."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("ddp-pitfalls")
-    fd, name = tempfile.mkstemp()
-    Path(name).unlink()
-    return fd
 
 
 def _say(rank: Rank, message: Any) -> None:

@@ -1,0 +1,105 @@
+"""Run the catalogue and say, for people or for programs, what is still as documented."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from ddp_pitfalls.catalogue import chosen, find
+from ddp_pitfalls.measure import FIX, NOT_MEASURED, REPRO
+from ddp_pitfalls.record import scripts_of
+from ddp_pitfalls.runner import Asked, ScriptRun, run
+
+AS_DOCUMENTED, NOT_AS_DOCUMENTED, NOTHING_MEASURED = 0, 1, 77
+
+
+def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: bool) -> int:
+    """Run the pitfalls called ``ids``, or all. Returns 0 where all that was measured is as documented, 1 where not, 77 for nothing measured."""
+    scripts = scripts_of(chosen(find(root), ids))
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True, disable=as_json
+    )
+    runs = []
+    with progress:
+        task = progress.add_task("starting", total=len(scripts))
+        for script in run(scripts, asked, jobs):
+            runs.append(script)
+            progress.update(task, advance=1, description=f"{script.side}/{script.path.name}")
+    runs.sort(key=lambda script: (script.pitfall, script.side != REPRO))
+    if as_json:
+        json.dump([_plain(script) for script in runs], sys.stdout, indent=1)
+        print()
+    else:
+        _print(runs, asked)
+    if any(not script.as_documented for script in runs):
+        return NOT_AS_DOCUMENTED
+    measured = any(o.verdict.word != NOT_MEASURED for script in runs for o in script.outcomes)
+    return AS_DOCUMENTED if measured else NOTHING_MEASURED
+
+
+def _print(runs: Sequence[ScriptRun], asked: Asked) -> None:
+    console = Console(highlight=False)
+    here = next((script.environment for script in runs if script.environment is not None), None)
+    if here is not None:
+        console.print(
+            f"{here.ranks} ranks, tier {here.tier} ({here.backend}), torch {here.torch}, lightning {here.lightning}, Python {here.python}"
+        )
+    table = Table(box=None, pad_edge=False)
+    for heading in ("pitfall", "kind", "repro", "fix"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("seconds", justify="right")
+    for id in dict.fromkeys(script.pitfall for script in runs):
+        sides = {script.side: script for script in runs if script.pitfall == id}
+        kinds = ", ".join(dict.fromkeys(o.kind for o in sides[REPRO].outcomes))
+        seconds = sum(o.seconds for script in sides.values() for o in script.outcomes)
+        table.add_row(id, kinds, _summary(sides[REPRO]), _summary(sides[FIX]), f"{seconds:.1f}")
+    console.print(table)
+    for script in runs:
+        if not script.as_documented:
+            _print_wrong(console, script)
+
+
+def _summary(script: ScriptRun) -> str:
+    if script.problem:
+        return "could not be run"
+    words = [o.verdict.word for o in script.outcomes]
+    return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+
+
+def _print_wrong(console: Console, script: ScriptRun) -> None:
+    console.print(f"\n{script.side}/{script.path.name}", style="bold")
+    if script.problem:
+        console.print(f"  {script.problem}", markup=False)
+    for outcome in script.outcomes:
+        if not outcome.verdict.as_documented and outcome.verdict.word != NOT_MEASURED:
+            if outcome.news:
+                console.print(f"  {outcome.variant} {outcome.news}", markup=False)
+            console.print(outcome.report, markup=False)
+
+
+def _plain(script: ScriptRun) -> dict[str, Any]:
+    variants = [
+        {
+            "variant": o.variant,
+            "kind": o.kind,
+            "verdict": o.verdict.word,
+            "why": o.verdict.why,
+            "news": o.news,
+            "seconds": round(o.seconds, 3),
+        }
+        for o in script.outcomes
+    ]
+    return {
+        "pitfall": script.pitfall,
+        "side": script.side,
+        "as_documented": script.as_documented,
+        "problem": script.problem,
+        "variants": variants,
+    }
