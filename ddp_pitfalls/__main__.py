@@ -29,6 +29,7 @@ def main() -> int:
     run.add_argument("--json", action="store_true", help="for programs")
     run.set_defaults(command=_run)
     record = commands.add_parser("record", parents=[runs], help="run pairs and write results/<environment>.json")
+    record.add_argument("--replace", action="store_true", help="record a pitfall that was as documented and is not any more")
     record.set_defaults(command=_record)
     evidence = commands.add_parser("evidence", help="write the generated parts of the pages to build/evidence/")
     evidence.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
@@ -63,7 +64,8 @@ def _record(arguments: argparse.Namespace) -> int:
     from ddp_pitfalls.record import record
     from ddp_pitfalls.runner import Asked
 
-    return record(arguments.root, arguments.ids, Asked(arguments.ranks, arguments.accelerator), arguments.jobs)
+    asked = Asked(arguments.ranks, arguments.accelerator)
+    return record(arguments.root, arguments.ids, asked, arguments.jobs, arguments.replace)
 
 
 def _evidence(arguments: argparse.Namespace) -> int:

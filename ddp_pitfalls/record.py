@@ -13,38 +13,34 @@ from ddp_pitfalls.results import PairResult, Results
 from ddp_pitfalls.runner import Asked, ScriptRun, run
 
 
-def record(root: Path, ids: Sequence[str], asked: Asked, jobs: int) -> int:
+def record(root: Path, ids: Sequence[str], asked: Asked, jobs: int, replace: bool) -> int:
     """Run the pitfalls called ``ids``, or all, and write the file of this environment. Returns the exit code of the command.
 
-    Raises BadResults before anything runs where a file is damaged, so that nothing recorded is lost.
+    A pitfall that is not as documented is recorded as such where it is new; where the file says otherwise, the file is kept unless
+    ``replace`` is given, since a busy machine is no reason to lose what was measured. Raises BadResults before anything runs.
     """
     results.read_all(root / "results")
-    pitfalls = chosen(find(root), ids)
-    runs = list(run(scripts_of(pitfalls), asked, jobs))
-    wrong = [script for script in runs if not script.as_documented]
-    for script in wrong:
-        print(
-            f"{script.pitfall}, {script.side}: {script.problem or 'not as documented'}: not recorded, see nox -s verify -- {script.pitfall}"
-        )
-    bad = {script.pitfall for script in wrong}
-    good = [script for script in runs if script.pitfall not in bad]
-    if good:
-        print(_written(root, good))
-    return 1 if wrong else 0
+    runs = list(run(scripts_of(chosen(find(root), ids)), asked, jobs))
+    measured = pairs(runs)
+    problems = {script.pitfall: f"{script.side}/{script.path.name}: {script.problem}" for script in runs if script.problem}
+    here = next((script.environment for script in runs if script.environment is not None), None)
+    path = root / "results" / f"{here.name}.json" if here else None
+    old = results.read(path) if path and path.exists() else None
+    for id, pair in measured.items():
+        if id not in problems and not replace and old and id in old.pitfalls and (lost := results.lost(old.pitfalls[id], pair)):
+            problems[id] = f"{', '.join(lost)} no longer as recorded; see nox -s verify -- {id}, and record with --replace to accept it"
+    for id, problem in problems.items():
+        print(f"{id}: not recorded: {problem}")
+    new = {id: pair for id, pair in measured.items() if id not in problems}
+    if here and path and new:
+        changed = results.write(path.parent, results.merged(old, Results(results.FORMAT, here, new)))
+        print(f"{path.relative_to(root)}: {'written' if changed else 'unchanged'}")
+    return 1 if problems else 0
 
 
 def scripts_of(pitfalls: Sequence[Pitfall]) -> list[tuple[str, Path]]:
     """Both scripts of every pitfall, as the runner takes them."""
     return [(one.id, path) for one in pitfalls for path in (one.repro, one.fix)]
-
-
-def _written(root: Path, runs: Sequence[ScriptRun]) -> str:
-    here = next(script.environment for script in runs if script.environment is not None)
-    path = root / "results" / f"{here.name}.json"
-    old = results.read(path) if path.exists() else None
-    new = Results(results.FORMAT, here, pairs(runs))
-    changed = results.write(root / "results", results.merged(old, new))
-    return f"{path.relative_to(root)}: {'written' if changed else 'unchanged'}"
 
 
 def pairs(runs: Sequence[ScriptRun]) -> dict[str, PairResult]:

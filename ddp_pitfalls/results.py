@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_pitfalls.measure import AnyOther, Dies, Ended, Kind, Measurement, Raises, Verdict, same
+from ddp_pitfalls.measure import AS_DOCUMENTED, FIX, REPRO, AnyOther, Dies, Ended, Kind, Measurement, Raises, Verdict, same
 
 FORMAT = 1
 KEPT = 6  # numbers kept of a long list
@@ -248,6 +248,17 @@ def alike(old: Any, new: Any) -> bool:
     if isinstance(old, list):
         return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new))
     return same(old, new, rel_tol=ROUNDING, abs_tol=ROUNDING / 100)
+
+
+def lost(old: PairResult, new: PairResult) -> list[str]:
+    """The variants that were as documented and are not any more."""
+    sides = ((REPRO, old.repro, new.repro), (FIX, old.fix, new.fix))
+    return [
+        f"{side}/{name}"
+        for side, before, now in sides
+        for name, result in before.items()
+        if result.verdict in AS_DOCUMENTED and name in now and now[name].verdict not in AS_DOCUMENTED
+    ]
 
 
 def _undigited(text: str) -> str:

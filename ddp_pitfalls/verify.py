@@ -21,7 +21,10 @@ AS_DOCUMENTED, NOT_AS_DOCUMENTED, NOTHING_MEASURED = 0, 1, 77
 
 
 def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: bool) -> int:
-    """Run the pitfalls called ``ids``, or all. Returns 0 where all that was measured is as documented, 1 where not, 77 for nothing measured."""
+    """Run the pitfalls called ``ids``, or all.
+
+    Returns 0 where all that was measured is as documented, 1 where it is not, 77 where nothing could be measured.
+    """
     scripts = scripts_of(chosen(find(root), ids))
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True, disable=as_json
@@ -37,14 +40,14 @@ def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: boo
         json.dump([_plain(script) for script in runs], sys.stdout, indent=1)
         print()
     else:
-        _print(runs, asked)
+        _print(runs)
     if any(not script.as_documented for script in runs):
         return NOT_AS_DOCUMENTED
     measured = any(o.verdict.word != NOT_MEASURED for script in runs for o in script.outcomes)
     return AS_DOCUMENTED if measured else NOTHING_MEASURED
 
 
-def _print(runs: Sequence[ScriptRun], asked: Asked) -> None:
+def _print(runs: Sequence[ScriptRun]) -> None:
     console = Console(highlight=False)
     here = next((script.environment for script in runs if script.environment is not None), None)
     if here is not None:
