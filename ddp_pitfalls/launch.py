@@ -9,32 +9,22 @@ if sys.platform == "win32":
 
 import argparse
 import os
-import pickle
 import signal
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import torch.distributed as dist
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
-from lightning.fabric.strategies import DDPStrategy
-
-from ddp_pitfalls import hardware
-from ddp_pitfalls.measure import AS_DOCUMENTED, NOT_MEASURED, REPRO, Ended, Hangs, Kind, Notice, Verdict, judge, shown
-from ddp_pitfalls.rank import Job, perform
+from ddp_pitfalls import hardware, torchrun
+from ddp_pitfalls.measure import NOT_MEASURED, Verdict, judge
+from ddp_pitfalls.rank import Job
+from ddp_pitfalls.report import NO_SUCH_THING, NOT_AS_EXPECTED, conclusion, exit_code, heading, report
 from ddp_pitfalls.script import BadScript, Script, Variant, load, variant
 from ddp_pitfalls.supervise import PATIENCE, supervise
 
 __all__ = ["main", "variant"]
-
-AS_EXPECTED, NOT_AS_EXPECTED, NO_SUCH_THING, NOTHING_MEASURED = 0, 1, 2, 77  # exit codes
 
 
 def _threads() -> int:
@@ -57,6 +47,8 @@ def main() -> NoReturn:
     except (hardware.Absent, BadScript) as error:
         print(error, file=sys.stderr)
         code = NO_SUCH_THING
+    except BrokenPipeError:
+        code = NOT_AS_EXPECTED  # nobody reads the verdicts
     except KeyboardInterrupt:
         print("interrupted; every rank has been ended", file=sys.stderr)
         code = 128 + signal.SIGINT
@@ -67,7 +59,8 @@ def main() -> NoReturn:
 
 def _run(path: Path, arguments: argparse.Namespace) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return _under_torchrun(load(path), arguments)
+        script = load(path)
+        return torchrun.run(script, wanted_variants(script, arguments.variant), arguments.accelerator, arguments.patience)
     refuse_threads()
     signal.signal(signal.SIGTERM, _terminate)
     return _supervised(load(path), arguments)
@@ -89,7 +82,13 @@ def _arguments() -> argparse.Namespace:
     add("--ranks", type=int, default=2, help="number of ranks (default 2; torchrun brings its own)")
     add("--accelerator", choices=["auto", *hardware.TIERS], default="auto", help="hardware tier (default: the best one here)")
     add("--variant", action="append", default=[], metavar="NAME", help="run only this variant; may be given several times")
-    add("--patience", type=float, default=PATIENCE, metavar="SECONDS", help="for a variant that is not documented to hang")
+    add(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="SECONDS",
+        help="for a variant not documented to hang; under torchrun, for a collective",
+    )
     arguments = parser.parse_args()
     if arguments.ranks < 2:
         parser.error(f"--ranks {arguments.ranks}: a pitfall between ranks needs two or more")
@@ -125,123 +124,3 @@ def _supervised(script: Script, arguments: argparse.Namespace) -> int:
         print(report(one, verdicts[one.name]), flush=True)
     print(conclusion(script, list(verdicts.values())))
     return exit_code(list(verdicts.values()))
-
-
-def exit_code(verdicts: Sequence[Verdict]) -> int:
-    """The exit code of a script whose variants got these verdicts."""
-    measured = [v for v in verdicts if v.word != NOT_MEASURED]
-    if not measured:
-        return NOTHING_MEASURED
-    return AS_EXPECTED if all(v.as_documented for v in measured) else NOT_AS_EXPECTED
-
-
-def heading(script: Script, tier: hardware.Tier, ranks: int) -> str:
-    """The pitfall, and what the verdicts below it depend on."""
-    what = "the pitfall" if script.side == REPRO else "the fix"
-    here = ", ".join(f"{package} {release}" for package, release in hardware.versions().items())
-    return f"{script.pitfall}: {what}\n{script.title}\n{ranks} ranks, tier {tier.name} ({tier.backend}), {here}\n"
-
-
-def report(wanted: Variant, verdict: Verdict) -> str:
-    """One variant on the screen: the verdict, the reason where there is one, and each rank's numbers."""
-    lines = [f"{wanted.name}: {verdict.word}"]
-    if verdict.why:
-        lines.append(f"  {verdict.why}")
-    measured = [(end.rank, end.measurement) for end in verdict.ranks if end.measurement is not None]
-    for quantity in dict.fromkeys(m.quantity for _, m in measured):
-        lines.append(f"  {quantity}")
-        for rank, m in measured:
-            if m.quantity == quantity:
-                lines.append(f"    rank {rank}: {shown(m.value)}")
-                lines.append(f"      healthy {shown(m.healthy)}")
-                lines.append(f"      broken  {shown(m.broken)}")
-    lines += [f"  {end.sentence()}" for end in verdict.ranks if end.how != "measured" and end.sentence() not in verdict.why]
-    for end in verdict.ranks:
-        lines += [f"  rank {end.rank} was told: {notice.category}: {notice.text.strip()}" for notice in end.notices]
-    if verdict.word not in AS_DOCUMENTED:
-        for end in verdict.ranks:
-            lines += _quoted(f"rank {end.rank}, stack", end.stack)
-            lines += _quoted(f"rank {end.rank}, error output", end.output)
-            lines += _quoted(f"rank {end.rank}, output", end.printed)
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(title: str, text: str, most: int = 30) -> list[str]:
-    lines = text.strip().splitlines()
-    if not lines:
-        return []
-    cut = [f"    | ({len(lines) - most} lines before these)"] if len(lines) > most else []
-    return [f"  {title}:", *cut, *(f"    | {line}" for line in lines[-most:])]
-
-
-def conclusion(script: Script, verdicts: Sequence[Verdict]) -> str:
-    """The last line: whether the page is still right."""
-    counts = {word: sum(v.word == word for v in verdicts) for word in dict.fromkeys(v.word for v in verdicts)}
-    told = ", ".join(f"{n} {word}" for word, n in counts.items())
-    names = {0: "as documented", 1: "NOT as documented", NOTHING_MEASURED: "nothing could be measured here"}
-    return f"{script.side}/{script.path.name}: {names[exit_code(verdicts)]} ({told})"
-
-
-TORCHRUN_TIMEOUT = 10.0  # seconds a collective may wait under torchrun, where nobody but the process group finds a hang
-
-
-def _under_torchrun(script: Script, arguments: argparse.Namespace) -> int:
-    """Use the ranks that torchrun started. A variant that fails leaves the process group unusable, so the rest is not measured."""
-    store, rank, ranks = next(dist.rendezvous("env://"))
-    nodes, devices = hardware.nodes_and_devices(ranks)
-    if arguments.accelerator == hardware.CUDA_SHARED.name:
-        raise hardware.Absent("tier cuda-shared is for ranks that this script starts itself: leave torchrun away")
-    tier = hardware.choose(arguments.accelerator, devices, hardware.count_gpus())
-    tier = hardware.CPU if tier is hardware.CUDA_SHARED else tier
-    dist.init_process_group(
-        tier.backend, store=dist.PrefixStore("group", store), rank=rank, world_size=ranks, timeout=timedelta(seconds=TORCHRUN_TIMEOUT)
-    )
-
-    def start() -> Fabric:
-        strategy = DDPStrategy(cluster_environment=TorchElasticEnvironment(), process_group_backend=tier.backend)
-        launched = Fabric(accelerator=tier.accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
-        launched.launch()
-        return launched
-
-    def say(text: str) -> None:
-        if rank == 0:
-            print(text, flush=True)
-
-    say(heading(script, tier, ranks))
-    verdicts: dict[str, Verdict] = {}
-    spoilt = ""
-    for one in wanted_variants(script, arguments.variant):
-        if reason := spoilt or hardware.missing(one.needs, tier):
-            verdicts[one.name] = Verdict(NOT_MEASURED, reason)
-        else:
-            ended = _performed(Job(script.path, one.name, ranks, tier), rank, start, one.kind)
-            verdicts[one.name] = judge(script.side, one.kind, _shared(store, one.name, ended, ranks))
-            if any(end.how != "measured" for end in verdicts[one.name].ranks):
-                spoilt = f"needs a process group that {one.name} has not spoilt: run it alone with --variant {one.name}"
-        say(report(one, verdicts[one.name]))
-    say(conclusion(script, list(verdicts.values())))
-    _shared(store, "leaving", Ended(rank, "unfinished"), ranks)
-    return exit_code(list(verdicts.values()))
-
-
-def _performed(job: Job, rank: int, start: Callable[[], Fabric], kind: Kind) -> Ended:
-    """Run the variant in this process. An error that comes when the process group's patience is over tells where the rank hung."""
-    notices: list[Notice] = []
-    entered: list[float] = []
-    ended = perform(job, rank, start, lambda: entered.append(time.monotonic()), notices.append)
-    if ended.how == "raised" and isinstance(kind, Hangs) and entered and time.monotonic() >= entered[0] + TORCHRUN_TIMEOUT:
-        ended = replace(ended, how="stuck")
-    return replace(ended, notices=tuple(notices))
-
-
-def _shared(store: Any, key: str, mine: Ended, ranks: int) -> list[Ended]:
-    """What every rank says under this key, through the launcher's store: it works when the process group does not."""
-    store.set(f"{key}/{mine.rank}", pickle.dumps(mine))
-    ends = []
-    for rank in range(ranks):
-        try:
-            store.wait([f"{key}/{rank}"], timedelta(seconds=3 * TORCHRUN_TIMEOUT))
-            ends.append(pickle.loads(store.get(f"{key}/{rank}")))
-        except RuntimeError:
-            ends.append(Ended(rank, "unfinished", message="has not said how it ended"))
-    return ends

@@ -163,6 +163,7 @@ def perform(path: Path, asked: Asked, sender: Connection) -> None:
 
 def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome]:
     from ddp_pitfalls import hardware, launch
+    from ddp_pitfalls.report import report
     from ddp_pitfalls.script import load
 
     script = load(path)
@@ -175,7 +176,7 @@ def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome]:
         seconds = time.monotonic() - began
         news = news_of(verdict, hardware.versions()) if script.side == REPRO else ""
         kept = variant_result(variant.kind, verdict, bool(variant.varies))
-        yield Outcome(variant.name, verdict, launch.report(variant, verdict), seconds, kind_name(variant.kind), kept, news)
+        yield Outcome(variant.name, verdict, report(variant, verdict), seconds, kind_name(variant.kind), kept, news)
 
 
 def environment(tier: Tier, ranks: int) -> Environment:
