@@ -87,7 +87,7 @@ def _arguments() -> argparse.Namespace:
         type=float,
         default=PATIENCE,
         metavar="SECONDS",
-        help="for a variant not documented to hang; under torchrun, for a collective",
+        help="how long to wait for a rank that should not hang",
     )
     arguments = parser.parse_args()
     if arguments.ranks < 2:

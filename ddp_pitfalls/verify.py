@@ -79,12 +79,12 @@ def _summary(script: ScriptRun) -> str:
 def _print_wrong(console: Console, script: ScriptRun) -> None:
     console.print(f"\n{script.side}/{script.path.name}", style="bold")
     if script.problem:
-        console.print(f"  {script.problem}", markup=False)
+        print(script.problem)
     for outcome in script.outcomes:
         if not outcome.verdict.as_documented and outcome.verdict.word != NOT_MEASURED:
             if outcome.news:
-                console.print(f"  {outcome.variant} {outcome.news}", markup=False)
-            console.print(outcome.report, markup=False)
+                print(f"{outcome.variant} {outcome.news}")
+            print(outcome.report)
 
 
 def _plain(script: ScriptRun) -> dict[str, Any]:
