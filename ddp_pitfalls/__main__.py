@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
+from ddp_pitfalls import processes
 from ddp_pitfalls.catalogue import ROOT, Unknown
 from ddp_pitfalls.results import BadResults
+from ddp_pitfalls.runner import Asked
 
 
 def main() -> int:
@@ -24,6 +25,7 @@ def main() -> int:
     runs.add_argument("--ranks", type=int, default=2)
     runs.add_argument("--accelerator", default="auto", choices=["auto", "cuda", "cuda-shared", "cpu"])
     runs.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="scripts at a time (default: one a core)")
+    runs.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="how long to wait for a rank that should not hang")
     runs.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     run = commands.add_parser("run", parents=[runs], help="run pairs and say what is as documented")
     run.add_argument("--json", action="store_true", help="for programs")
@@ -38,34 +40,36 @@ def main() -> int:
     if getattr(arguments, "ranks", 2) < 2:
         parser.error(f"--ranks {arguments.ranks}: a pitfall between ranks needs two or more")
     command: Callable[[argparse.Namespace], int] = arguments.command
-    signal.signal(signal.SIGTERM, _terminate)
+    processes.raise_on_sigterm()
     try:
         return command(arguments)
-    except (Unknown, BadResults) as error:
+    except (Unknown, BadResults, processes.NoRoom) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; every rank has been ended", file=sys.stderr)
         return 128 + signal.SIGINT
-
-
-def _terminate(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+    except processes.Terminated:
+        print("terminated; every rank has been ended", file=sys.stderr)
+        return 128 + signal.SIGTERM
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ddp_pitfalls.runner import Asked
     from ddp_pitfalls.verify import verify
 
-    return verify(arguments.root, arguments.ids, Asked(arguments.ranks, arguments.accelerator), arguments.jobs, arguments.json)
+    with processes.temporary_files():
+        return verify(arguments.root, arguments.ids, _asked(arguments), arguments.jobs, arguments.json)
 
 
 def _record(arguments: argparse.Namespace) -> int:
     from ddp_pitfalls.record import record
-    from ddp_pitfalls.runner import Asked
 
-    asked = Asked(arguments.ranks, arguments.accelerator)
-    return record(arguments.root, arguments.ids, asked, arguments.jobs, arguments.replace)
+    with processes.temporary_files():
+        return record(arguments.root, arguments.ids, _asked(arguments), arguments.jobs, arguments.replace)
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    return Asked(ranks=arguments.ranks, accelerator=arguments.accelerator, patience=arguments.patience)
 
 
 def _evidence(arguments: argparse.Namespace) -> int:
@@ -76,4 +80,7 @@ def _evidence(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    os._exit(code)  # what multiprocessing would still do is to remove its files, which are gone already

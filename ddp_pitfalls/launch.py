@@ -14,10 +14,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
-from ddp_pitfalls import hardware, torchrun
+from ddp_pitfalls import hardware, processes, torchrun
 from ddp_pitfalls.measure import NOT_MEASURED, Verdict, judge
 from ddp_pitfalls.rank import Job
 from ddp_pitfalls.report import NO_SUCH_THING, NOT_AS_EXPECTED, conclusion, exit_code, heading, report
@@ -44,7 +43,7 @@ def main() -> NoReturn:
     arguments = _arguments()
     try:
         code = _run(Path(sys.argv[0]), arguments)
-    except (hardware.Absent, BadScript) as error:
+    except (hardware.Absent, BadScript, processes.NoRoom) as error:
         print(error, file=sys.stderr)
         code = NO_SUCH_THING
     except BrokenPipeError:
@@ -52,6 +51,9 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted; every rank has been ended", file=sys.stderr)
         code = 128 + signal.SIGINT
+    except processes.Terminated:
+        print("terminated; every rank has been ended", file=sys.stderr)
+        code = 128 + signal.SIGTERM
     with suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(code)  # taking down an interpreter with torch in it takes longer than all the variants
@@ -62,7 +64,7 @@ def _run(path: Path, arguments: argparse.Namespace) -> int:
         script = load(path)
         return torchrun.run(script, wanted_variants(script, arguments.variant), arguments.accelerator, arguments.patience)
     refuse_threads()
-    signal.signal(signal.SIGTERM, _terminate)
+    processes.raise_on_sigterm()
     return _supervised(load(path), arguments)
 
 
@@ -70,10 +72,6 @@ def refuse_threads() -> None:
     """Raise Absent where a torch operation has started threads here: a fork has none of them, and waits for them for ever."""
     if hardware.FORKS and _threads() > THREADS_AT_IMPORT:
         raise hardware.Absent("a torch operation ran before main(), and forked ranks would block for ever: move it into a variant")
-
-
-def _terminate(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _arguments() -> argparse.Namespace:
@@ -104,8 +102,12 @@ def wanted_variants(script: Script, names: Sequence[str]) -> list[Variant]:
 
 
 def verdict_on(script: Script, wanted: Variant, tier: hardware.Tier, ranks: int, method: str, patience: float = PATIENCE) -> Verdict:
-    """Run one variant under the supervisor and judge it."""
-    if reason := hardware.missing(wanted.needs, tier):
+    """Run one variant under the supervisor and judge it. Raises BadScript where it needs what nobody knows."""
+    try:
+        reason = hardware.missing(wanted.needs, tier)
+    except hardware.UnknownNeed as error:
+        raise BadScript(f"{script.path}: {wanted.name}: {error}") from error
+    if reason:
         return Verdict(NOT_MEASURED, reason)
     if "spawn" in wanted.needs:
         method = "spawn"

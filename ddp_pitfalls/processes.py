@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 
 def die_with_supervisor() -> None:
@@ -66,6 +68,23 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class Terminated(BaseException):
+    """SIGTERM, as Ctrl-C is a KeyboardInterrupt: nothing on the way out takes it for an error."""
+
+
+def raise_on_sigterm() -> None:
+    """Raise Terminated in the main thread when this process is asked to end."""
+
+    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+class NoRoom(Exception):
+    """The temporary folder is full, or not there; the message says what to do."""
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder for the files of one run, and the process that removes it should this one be killed."""
@@ -80,11 +99,31 @@ class Folder:
 
 
 def make_folder() -> Folder:
-    """A new folder. Raises OSError where there is no room for one."""
-    path = tempfile.mkdtemp(prefix="ddp-pitfalls-")
+    """A new folder. Raises NoRoom where there cannot be one."""
+    try:
+        path = tempfile.mkdtemp(prefix="ddp-pitfalls-")
+    except OSError as error:
+        raise NoRoom(f"no room for the files of a run in {tempfile.gettempdir()}: set TMPDIR") from error
     after_us = ["sh", "-c", 'read _; sleep 0.5; rm -rf "$1"', "sh", path]  # read ends when nobody holds the pipe any more
     remover = subprocess.Popen(after_us, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     return Folder(Path(path), remover)
+
+
+@contextmanager
+def temporary_files() -> Iterator[None]:
+    """Keep every temporary file of this process, and of those that it starts, in a folder that goes when this process does."""
+    folder = make_folder()
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder.path)
+    try:
+        yield
+    finally:
+        folder.remove()
+        tempfile.tempdir = before[1]
+        if before[0] is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before[0]
 
 
 def anonymous_file() -> int:

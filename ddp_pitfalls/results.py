@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -9,12 +11,36 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from packaging.version import Version
 
-from ddp_pitfalls.measure import AS_DOCUMENTED, FIX, REPRO, AnyOther, Dies, Ended, Kind, Measurement, Raises, Verdict, same
+from ddp_pitfalls.measure import (
+    AS_DOCUMENTED,
+    CRASHED,
+    FIX,
+    NOT_FIXED,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    REPRO,
+    AnyOther,
+    Dies,
+    Ended,
+    Hangs,
+    Kind,
+    Measurement,
+    Raises,
+    Silent,
+    Verdict,
+    same,
+)
 
 FORMAT = 1
 KEPT = 6  # numbers kept of a long list
+CUT = "... "  # begins the last element of a list that was cut, which says how many values there were
 ROUNDING = 2e-3  # relative: numbers this close print the same in three digits, or nearly
+
+
+VERDICTS = AS_DOCUMENTED | {NOT_REPRODUCED, NOT_FIXED, CRASHED, NOT_MEASURED}
+KINDS = frozenset(kind.__name__.lower() for kind in (Silent, Raises, Hangs, Dies))
 
 
 class BadResults(Exception):
@@ -32,6 +58,11 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     python: str
     hardware: str
 
+    def __post_init__(self) -> None:
+        Version(self.torch), Version(self.lightning)
+        if self.ranks < 2:
+            raise ValueError(f"{self.ranks} ranks, and a pitfall between ranks needs two or more")
+
     @property
     def name(self) -> str:
         return f"torch-{self.torch}-lightning-{self.lightning}-{self.tier}-{self.backend}-{self.ranks}"
@@ -40,7 +71,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A measurement on one rank. ``broken`` is None and ``broken_is`` a reason where the wrong value cannot be predicted.
 
-    Of a list of more than KEPT numbers the first ones are kept, and ``length`` is how many there were.
+    Of a list of more than KEPT values the first ones are kept, and a string that begins with CUT. A number that is not finite is a string.
     """
 
     quantity: str
@@ -48,16 +79,17 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     healthy: Any
     broken: Any
     broken_is: str = ""
-    length: int = 0
 
     def as_measurement(self) -> Measurement:
         return Measurement(self.quantity, self.value, self.healthy, AnyOther(self.broken_is) if self.broken_is else self.broken)
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``points[i]`` was measured at step ``i``; None stands for a number that is not finite."""
+
     x: str
     y: str
-    points: list[float]
+    points: list[float | None]
 
 
 class OnRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,14 +117,23 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
 
 
 class VariantResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One variant of one script. ``kind`` is silent, raises, hangs or dies, as declared in the repro."""
+    """One variant of one script. ``kind`` is silent, raises, hangs or dies, as declared in the repro.
+
+    ``protects`` says which layer saves its user from the mistake, for a variant that stands in the fix alone.
+    """
 
     verdict: str
     kind: str
     why: str = ""
+    protects: str = ""
     ranks: list[OnRank] = []
     failure: Failure | None = None
     told: list[Told] = []
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("verdict", self.verdict, VERDICTS), ("kind", self.kind, KINDS)):
+            if value not in known:
+                raise ValueError(f"no {name} is called {value!r}")
 
 
 class PairResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +142,9 @@ class PairResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recorded: str
     repro: dict[str, VariantResult]
     fix: dict[str, VariantResult]
+
+    def __post_init__(self) -> None:
+        datetime.date.fromisoformat(self.recorded)
 
 
 class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,11 +155,11 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pitfalls: dict[str, PairResult]
 
 
-def variant_result(kind: Kind, verdict: Verdict, varies: bool) -> VariantResult:
+def variant_result(kind: Kind, verdict: Verdict, varies: bool, protects: str = "") -> VariantResult:
     """What is kept of a verdict. A variant that varies from run to run keeps the word alone."""
     name = kind_name(kind)
     if not verdict.ranks or varies:
-        return VariantResult(verdict.word, name, why=verdict.why)
+        return VariantResult(verdict.word, name, why=verdict.why, protects=protects)
     failed = sorted((e for e in verdict.ranks if e.how in ("raised", "died")), key=lambda e: e.order)
     told = {Told(n.category, first_line(n.text)) for e in verdict.ranks for n in e.notices}
     told |= {Told("error output", first_line(e.output)) for e in verdict.ranks if e.output.strip()}
@@ -123,6 +167,7 @@ def variant_result(kind: Kind, verdict: Verdict, varies: bool) -> VariantResult:
         verdict=verdict.word,
         kind=name,
         why=verdict.why,
+        protects=protects,
         ranks=[] if failed else [_on_rank(end) for end in verdict.ranks],
         failure=_failure(failed[0], kind) if failed else None,
         told=sorted(told),
@@ -150,22 +195,22 @@ def _on_rank(end: Ended) -> OnRank:
         rank=end.rank,
         measured=_measured(end.measurement) if end.measurement else None,
         line=end.line or "",
-        curve=Curve(series.x, series.y, [_rounded(p) for p in series.points]) if series else None,
+        curve=Curve(series.x, series.y, [_rounded(float(p)) if math.isfinite(p) else None for p in series.points]) if series else None,
     )
 
 
 def _measured(m: Measurement) -> Measured:
     unknown = m.broken.reason if isinstance(m.broken, AnyOther) else ""
-    length = len(m.value) if isinstance(m.value, list) and len(m.value) > KEPT else 0
-    broken = None if unknown else _rounded(m.broken)
-    return Measured(m.quantity, _rounded(m.value), _rounded(m.healthy), broken, unknown, length)
+    return Measured(m.quantity, _rounded(m.value), _rounded(m.healthy), None if unknown else _rounded(m.broken), unknown)
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.3g}")
+        return float(f"{value:.3g}") if math.isfinite(value) else str(value)  # JSON has no such numbers
     if isinstance(value, list):
-        return [_rounded(v) for v in value[:KEPT]] if len(value) > KEPT and not isinstance(value[0], list) else [_rounded(v) for v in value]
+        if len(value) <= KEPT or any(isinstance(v, list) for v in value):
+            return [_rounded(v) for v in value]
+        return [*(_rounded(v) for v in value[:KEPT]), f"{CUT}{len(value)} values"]
     return value
 
 
@@ -185,10 +230,11 @@ def read(path: Path) -> Results:
     try:
         raw = msgspec.json.decode(text)
         found = raw.get("format") if isinstance(raw, dict) else None
-        if isinstance(found, int) and found > FORMAT:
-            raise BadResults(f"{path}: is of format {found}, and this version reads {FORMAT}: update ddp-pitfalls")
+        if isinstance(found, int) and found != FORMAT:
+            mend = "update ddp-pitfalls" if found > FORMAT else "record again"
+            raise BadResults(f"{path}: is of format {found}, and this version reads {FORMAT}: {mend}")
         results = msgspec.convert(raw, Results)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise BadResults(f"{path}: is damaged or not a results file ({error}): restore it with git, or record again") from error
     if path.stem != results.environment.name:
         raise BadResults(f"{path}: holds the results of {results.environment.name}: name it {results.environment.name}.json")
@@ -197,8 +243,8 @@ def read(path: Path) -> Results:
 
 def read_all(folder: Path) -> list[Results]:
     """Every recorded environment, newest torch first."""
-    found = [read(path) for path in folder.glob("*.json")]
-    return sorted(found, key=lambda r: ([-int(n) for n in r.environment.torch.split(".")], r.environment.name))
+    found = sorted((read(path) for path in folder.glob("*.json")), key=lambda r: r.environment.name)
+    return sorted(found, key=lambda r: Version(r.environment.torch), reverse=True)
 
 
 def write(folder: Path, results: Results) -> bool:

@@ -31,6 +31,7 @@ class Asked:
     ranks: int = 2
     accelerator: str = "auto"
     method: str = "fork"
+    patience: float = 30.0  # seconds, as in supervise
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def perform(path: Path, asked: Asked, sender: Connection) -> None:
         for message in _messages(path, asked):
             sender.send(message)
         sender.send(None)
-    except (hardware.Absent, BadScript) as error:
+    except (hardware.Absent, BadScript, processes.NoRoom) as error:
         sender.send(str(error))
     except Exception as error:
         sender.send(f"{path}: {type(error).__name__}: {error}")
@@ -172,10 +173,10 @@ def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome]:
     yield environment(tier, asked.ranks)
     for variant in script.variants.values():
         began = time.monotonic()
-        verdict = launch.verdict_on(script, variant, tier, asked.ranks, asked.method)
+        verdict = launch.verdict_on(script, variant, tier, asked.ranks, asked.method, asked.patience)
         seconds = time.monotonic() - began
         news = news_of(verdict, hardware.versions()) if script.side == REPRO else ""
-        kept = variant_result(variant.kind, verdict, bool(variant.varies))
+        kept = variant_result(variant.kind, verdict, bool(variant.varies), variant.protects)
         yield Outcome(variant.name, verdict, report(variant, verdict), seconds, kind_name(variant.kind), kept, news)
 
 

@@ -30,6 +30,7 @@ class Variant:
     kind: Kind
     needs: Sequence[str]
     varies: str
+    protects: str
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,22 @@ class Script:
 @overload
 def variant(kind: Function) -> Function: ...
 @overload
-def variant(kind: Kind | None = None, *, needs: str | Sequence[str] = (), varies: str = "") -> Callable[[Function], Function]: ...
-def variant(kind: Any = None, *, needs: str | Sequence[str] = (), varies: str = "") -> Any:
+def variant(
+    kind: Kind | None = None, *, needs: str | Sequence[str] = (), varies: str = "", protects: str = ""
+) -> Callable[[Function], Function]: ...
+def variant(kind: Any = None, *, needs: str | Sequence[str] = (), varies: str = "", protects: str = "") -> Any:
     """Mark a function of a script as a variant: it takes the launched Fabric and returns a Measurement.
 
     ``kind`` says how the pitfall shows (nothing: silently), ``needs`` what the variant cannot do without:
     ``gpu``, ``2 gpus``, ``gloo``, ``nccl``, ``spawn``, or a release such as ``lightning>=2.3``. ``varies`` is the reason why
-    its numbers differ from run to run: then only the verdict is recorded.
+    its numbers differ from run to run: then only the verdict is recorded. ``protects`` says which layer saves its user from the
+    mistake: such a variant stands in the fix alone.
     """
     if callable(kind):
         return variant()(kind)
 
     def mark(function: Function) -> Function:
-        setattr(function, MARK, (kind or Silent(), (needs,) if isinstance(needs, str) else tuple(needs), varies))
+        setattr(function, MARK, (kind or Silent(), (needs,) if isinstance(needs, str) else tuple(needs), varies, protects))
         return function
 
     return mark

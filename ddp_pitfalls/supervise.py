@@ -57,7 +57,7 @@ def supervise(job: Job, kind: Kind, method: str, patience: float = PATIENCE) -> 
         watch = _Watch(ranks, kind, str(job.script), patience)
         while not watch.over():
             _receive(ranks, timeout=watch.next_look())
-        return [_whole(rank, watch.verdict_on(rank)) for rank in ranks]
+        return _in_order([_whole(rank, watch.verdict_on(rank)) for rank in ranks])
 
 
 @contextmanager
@@ -144,6 +144,13 @@ def _death(rank: Rank, order: int) -> Ended:
         return Ended(rank.number, "died", message=f"was ended by {name}", signal=name, order=order)
     where = "in the variant" if rank.main_thread is not None else "before it entered the variant"
     return Ended(rank.number, "died", message=f"left {where} with exit code {code}, without a measurement", order=order)
+
+
+def _in_order(ends: Sequence[Ended]) -> list[Ended]:
+    """Deaths before errors: a rank that dies closes its connections, and the error of a peer that notices may be heard first."""
+    failed = sorted((e for e in ends if e.how in ("died", "raised")), key=lambda e: (e.how != "died", e.order))
+    orders = {end.rank: order for order, end in enumerate(failed)}
+    return [replace(end, order=orders.get(end.rank, 0)) for end in ends]
 
 
 def _whole(rank: Rank, ended: Ended) -> Ended:
