@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from itertools import count
 from os import PathLike
 from typing import Any
@@ -49,6 +49,7 @@ def watch_gradient_hooks(model: nn.Module) -> Callable[[], list[str]]:
 # --8<-- [end:watch_gradient_hooks]
 
 
+# --8<-- [start:parameters_without_gradient]
 def parameters_without_gradient(model: nn.Module) -> list[str]:
     """Call this after ``backward``, before the gradients are zeroed: the names of parameters that should train and got no gradient.
 
@@ -58,13 +59,17 @@ def parameters_without_gradient(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
 
 
+# --8<-- [end:parameters_without_gradient]
+
+
+# --8<-- [start:replicas_differ]
 def replicas_differ(model: nn.Module, tolerance: float = 0.0, group: Any = None) -> list[str]:
     """Call this on every rank, after ``backward`` and before ``optimizer.step``: which parameters and gradients differ from rank 0's.
 
     Every rank gets the same list, empty where all replicas agree. It names the parameter, the largest difference of an element
-    that exceeds ``tolerance``, and the ranks; or the ranks whose model is another one. DDP gives every rank bit for bit the same
-    gradient, so any difference at all is a finding, except under ``no_sync``, where gradients are meant to differ. It sends the
-    whole model once, so run it now and then. Not for sharded parameters (FSDP). All ranks may be equal and wrong together.
+    that exceeds ``tolerance``, and the ranks; or the ranks whose model is another one. After DDP's all-reduce all ranks hold the same
+    gradient, so any difference is a finding, except under ``no_sync``, where gradients are meant to differ. It sends the whole
+    model once: run it now and then. Not for sharded parameters (FSDP). All ranks may agree and be wrong together.
     """
     mine = {name: (tuple(p.shape), p.dtype, p.requires_grad, p.grad is not None) for name, p in model.named_parameters()}
     everyone: list[Any] = [None] * dist.get_world_size(group)
@@ -107,6 +112,10 @@ def _ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+# --8<-- [end:replicas_differ]
+
+
+# --8<-- [start:devices_in_checkpoint]
 def devices_in_checkpoint(path: str | PathLike[str], **options: Any) -> Counter[str]:
     """The devices from which the tensors of a checkpoint were saved, each with its number of storages: ``Counter({"cuda:0": 4})``.
 
@@ -124,6 +133,10 @@ def devices_in_checkpoint(path: str | PathLike[str], **options: Any) -> Counter[
     return found
 
 
+# --8<-- [end:devices_in_checkpoint]
+
+
+# --8<-- [start:warn_of_loads_elsewhere]
 def warn_of_loads_elsewhere(own: torch.device | str) -> None:
     """Call this once on each rank with its device: from then on every ``torch.load`` that puts a tensor on another GPU warns.
 
@@ -141,6 +154,9 @@ def warn_of_loads_elsewhere(own: torch.device | str) -> None:
 
 
 _calls = count()  # two packages of the same priority cannot be registered
+
+
+# --8<-- [end:warn_of_loads_elsewhere]
 
 
 def repeated_samples(samples: Iterable[Hashable], group: Any = None) -> dict[Hashable, int]:

@@ -1,6 +1,6 @@
 """Moving a DDP model off its device and back ends gradient averaging, and nothing says so."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +13,7 @@ from ddp_pitfalls.toys import adam, batch, toy, train, two_steps
 def with_fabric(fabric):
     model, optimizer = fabric.setup(*toy())
     model.cpu()
-    model, optimizer = fabric.setup(model.module, optimizer.optimizer)  # FIX: a new wrapper puts its hooks on the new nodes
+    model = fabric.setup(model.module)  # FIX: a new wrapper puts its hooks on the new nodes; the optimizer may stay
     return two_steps(fabric, model, optimizer, curve=50)
 
 
@@ -22,7 +22,7 @@ def with_ddp(fabric):
     module, optimizer = toy()
     model = DistributedDataParallel(module.to(fabric.device))
     model.cpu()
-    model = DistributedDataParallel(model.module.to(fabric.device))  # FIX: as above; the optimizer's parameters are the same objects
+    model = DistributedDataParallel(model.module.to(fabric.device))  # FIX: as above
     return two_steps(fabric, model, optimizer)
 
 
@@ -30,7 +30,7 @@ def with_ddp(fabric):
 def on_cpu(fabric):  # without a GPU, cpu() moves nothing: a change of dtype and back replaces the same nodes
     model, optimizer = fabric.setup(*toy())
     model.double()
-    model, optimizer = fabric.setup(model.module.float(), optimizer.optimizer)  # FIX: as above
+    model = fabric.setup(model.module.float())  # FIX: as above
     return two_steps(fabric, model, optimizer, curve=50)
 
 
@@ -46,22 +46,33 @@ def on_cpu_with_ddp(fabric):
 # --8<-- [start:off_accelerator]
 @contextmanager
 def off_accelerator(model, optimizer, away="cpu"):
-    """Lend the memory of a wrapped model, its gradients and its optimizer to the body of a ``with``; it must not use them."""
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [p.grad for p in model.parameters() if p.grad is not None]
-    tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-    storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors) if s.nbytes()}  # tied tensors share one
-    copies = [(s, torch.UntypedStorage(s.nbytes(), device=away).copy_(s)) for s in storages.values()]
-    try:
-        for storage in storages.values():
-            storage.resize_(0)  # FIX: the memory goes, the parameters, their nodes and DDP's hooks stay
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # other libraries see the memory only now
-        yield
-    finally:
-        for storage, copy in copies:
+    """Lend the memory of a wrapped model, its gradients and its optimizer's state to the ``with`` body, which must use none of them."""
+    home = {p.device for p in model.parameters()}
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    for state in getattr(optimizer, "optimizer", optimizer).state.values():  # Fabric and the Trainer wrap the optimizer
+        tensors += state.values()
+    dense = (t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor) and t.layout == torch.strided)
+    storages = {s.data_ptr(): s for s in dense if s.device in home}  # several tensors may share one
+
+    def refuse(*_):
+        raise RuntimeError("the model was called while its memory is lent: call it outside of off_accelerator")
+
+    def put_back(storage, copy):
+        if not storage.nbytes():
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
+
+    with ExitStack() as afterwards:  # runs all that it holds, whatever fails
+        for module in model.modules():
+            afterwards.callback(module.register_forward_pre_hook(refuse).remove)
+        for storage in storages.values():
+            if storage.device.type == "cpu" and storage.is_shared():
+                raise RuntimeError("a tensor in shared memory cannot be lent: other processes use it")
+            copy = torch.UntypedStorage(storage.nbytes(), device=away).copy_(storage)
+            afterwards.callback(put_back, storage, copy)
+            storage.resize_(0)  # FIX: the memory goes; the parameters, their nodes and DDP's hooks stay
+        torch.cuda.empty_cache()  # other libraries see the memory only now
+        yield
 
 
 # --8<-- [end:off_accelerator]
@@ -83,6 +94,14 @@ def lend_on_cpu(fabric):
     with off_accelerator(model, optimizer):  # FIX: as above; storages can go on a CPU too
         pass
     return two_steps(fabric, model, optimizer, after=1, make=adam)
+
+
+@variant
+def one_layer(fabric):  # a part of the parameters: one step trains wrongly, the next one raises
+    model, optimizer = fabric.setup(*toy())
+    model.module[0].double().float()
+    model = fabric.setup(model.module)  # FIX: as in on_cpu
+    return two_steps(fabric, model, optimizer)
 
 
 if __name__ == "__main__":

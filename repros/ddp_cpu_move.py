@@ -6,6 +6,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_pitfalls.launch import main, variant
+from ddp_pitfalls.measure import Raises
 from ddp_pitfalls.toys import adam, batch, toy, train, two_steps
 
 
@@ -52,7 +53,7 @@ def off_accelerator(model, optimizer, away="cpu"):
     try:
         yield
     finally:
-        model.to(device, dtype)  # BUG: as above; and the gradients and the optimizer's state never left
+        model.to(device, dtype)  # BUG: as above; and the optimizer's state never left
 
 
 # --8<-- [end:off_accelerator]
@@ -74,6 +75,13 @@ def lend_on_cpu(fabric):
     with off_accelerator(model, optimizer, away=torch.float64):  # BUG: a dtype stands for another device, as in on_cpu
         pass
     return two_steps(fabric, model, optimizer, after=1, make=adam)
+
+
+@variant(Raises(RuntimeError, "Expected to have finished reduction in the prior iteration"))
+def one_layer(fabric):  # a part of the parameters: one step trains wrongly, the next one raises
+    model, optimizer = fabric.setup(*toy())
+    model.module[0].double().float()  # BUG: as in on_cpu
+    return two_steps(fabric, model, optimizer)
 
 
 if __name__ == "__main__":
