@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import yaml
@@ -21,6 +21,9 @@ Group = Literal[
 ]  # what one sees: the symptom index is ordered by these
 
 
+Words = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not empty
+
+
 class Unknown(Exception):
     """A pitfall, page or front matter that is not as it must be; the message says what to do."""
 
@@ -29,23 +32,23 @@ class Symptom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a reader sees, in a reader's words."""
 
     group: Group
-    text: str
+    text: Words
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A public thread, page or pull request, and what it says that this page relies on."""
 
-    title: str
-    url: str
-    says: str
+    title: Words
+    url: Annotated[str, msgspec.Meta(pattern=r"^https?://\S+$")]
+    says: Words
 
 
 class Front(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The front matter of a page. ``tags`` are the APIs where people meet the pitfall."""
 
-    title: str
-    tags: list[str]
-    symptoms: list[Symptom]
+    title: Words
+    tags: Annotated[list[Words], msgspec.Meta(min_length=1)]
+    symptoms: Annotated[list[Symptom], msgspec.Meta(min_length=1)]
     sources: list[Source]
     description: str = ""
 
@@ -88,7 +91,10 @@ def chosen(known: dict[str, Pitfall], ids: Iterable[str]) -> list[Pitfall]:
 
 def front(page: Path) -> Front:
     """The front matter of a page. Raises Unknown where it is absent, incomplete or has fields that nobody reads."""
-    text = page.read_text(encoding="utf-8")
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unknown(f"{page}: cannot be read: {error}") from error
     head, mark, _ = text.removeprefix("---\n").partition("\n---\n")
     if not text.startswith("---\n") or not mark:
         raise Unknown(f"{page}: no front matter between two lines of ---: title, tags, symptoms, sources")
