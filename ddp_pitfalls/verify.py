@@ -55,8 +55,9 @@ def _print(runs: Sequence[ScriptRun]) -> None:
             f"{here.ranks} ranks, tier {here.tier} ({here.backend}), torch {here.torch}, lightning {here.lightning}, Python {here.python}"
         )
     table = Table(box=None, pad_edge=False)
-    for heading in ("pitfall", "kind", "repro", "fix"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("pitfall", no_wrap=True)
+    for heading in ("kind", "repro", "fix"):
+        table.add_column(heading)
     table.add_column("seconds", justify="right")
     for id in dict.fromkeys(script.pitfall for script in runs):
         sides = {script.side: script for script in runs if script.pitfall == id}
