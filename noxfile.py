@@ -14,11 +14,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import nox
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # nox needs it there as well
 
 nox.needs_version = ">=2025.10.16"  # the first release that was tried with this file
 nox.options.sessions = ["tests", "lint", "docs"]
@@ -193,6 +200,21 @@ def record(session: nox.Session) -> None:
     """Run every pair, or those named after "--", and keep what they measured in results/."""
     need(session, "torch", "lightning", "msgspec", "yaml")
     run(session, "-m", "ddp_pitfalls", "record", *session.posargs)
+
+
+ENVIRONMENTS = tomllib.loads((ROOT / "environments.toml").read_text(encoding="utf-8"))
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("release", [nox.param(block, id=f"torch-{block['torch']}") for block in ENVIRONMENTS["environment"]])
+def versions(session: nox.Session, release: dict[str, Any]) -> None:
+    """Record every pair, or those named after "--", with another release, in an environment that is made for it and deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ddp-pitfalls-versions-") as folder:
+        session.run(sys.executable, "-m", "virtualenv", "-q", "--python", release["python"], folder, external=True)
+        theirs = str(Path(folder, "bin", "python"))
+        pins = [f"torch=={release['torch']}", f"lightning=={release['lightning']}", *release["others"], *ENVIRONMENTS["core"]["packages"]]
+        session.run(theirs, "-m", "pip", "install", "-q", "--no-cache-dir", *pins, external=True)
+        session.run(theirs, "-m", "ddp_pitfalls", "record", "--once", *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from os import PathLike
 from typing import Any
@@ -159,6 +162,7 @@ _calls = count()  # two packages of the same priority cannot be registered
 # --8<-- [end:warn_of_loads_elsewhere]
 
 
+# --8<-- [start:repeated_samples]
 def repeated_samples(samples: Iterable[Hashable], group: Any = None) -> dict[Hashable, int]:
     """Call this on every rank with the samples that it was given in an epoch, or in part of one: which came more than once, and how often.
 
@@ -172,6 +176,10 @@ def repeated_samples(samples: Iterable[Hashable], group: Any = None) -> dict[Has
     return {sample: n for sample, n in times.items() if n > 1}
 
 
+# --8<-- [end:repeated_samples]
+
+
+# --8<-- [start:fingerprints]
 def fingerprints(batch: torch.Tensor) -> list[str]:
     """A name for each sample of a batch, (batch, ...), made of its bytes: for data that carry no number. Equal samples have equal names.
 
@@ -181,6 +189,10 @@ def fingerprints(batch: torch.Tensor) -> list[str]:
     return [hashlib.sha1(bytes(row.tolist()), usedforsecurity=False).hexdigest() for row in rows]
 
 
+# --8<-- [end:fingerprints]
+
+
+# --8<-- [start:watch_epochs]
 def watch_epochs() -> Callable[[Iterable[Hashable]], int | None]:
     """Call this once; call the function that it returns with the samples of every epoch's first batch, by number or by ``fingerprints``.
 
@@ -197,6 +209,10 @@ def watch_epochs() -> Callable[[Iterable[Hashable]], int | None]:
     return same_as
 
 
+# --8<-- [end:watch_epochs]
+
+
+# --8<-- [start:ranks_that_differ]
 def ranks_that_differ(value: Any, group: Any = None) -> list[int]:
     """Call this on every rank with what all ranks must have alike: the indices of a split, a list of files, a configuration.
 
@@ -207,3 +223,122 @@ def ranks_that_differ(value: Any, group: Any = None) -> list[int]:
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, hashlib.sha256(text.encode()).digest(), group=group)
     return [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
+
+
+# --8<-- [end:ranks_that_differ]
+
+
+# --8<-- [start:watch_forwards]
+def watch_forwards(model: nn.Module) -> Callable[[], bool]:
+    """Call this right after wrapping; the function that it returns says whether a forward has gone around DDP since it was last called.
+
+    It notices a call of the inner module, or of one of its submodules, while DDP's own forward is not running and gradients are
+    recorded. Without communication, on every rank for itself. It does not see a method that uses parameters and calls no submodule.
+    A forward without a backward is no mistake: take the evaluation through ``torch.no_grad()``.
+    """
+    wrapper = next(m for m in model.modules() if isinstance(m, DistributedDataParallel))
+    inside = around = False
+
+    def enter(*_: Any) -> None:
+        nonlocal inside
+        inside = True
+
+    def leave(*_: Any) -> None:
+        nonlocal inside
+        inside = False
+
+    def note(*_: Any) -> None:
+        nonlocal around
+        around |= torch.is_grad_enabled() and not inside
+
+    def bypassed() -> bool:
+        nonlocal around
+        found, around = around, False
+        return found
+
+    wrapper.register_forward_pre_hook(enter)
+    wrapper.register_forward_hook(leave)
+    for module in wrapper.module.modules():
+        module.register_forward_pre_hook(note)
+    return bypassed
+
+
+# --8<-- [end:watch_forwards]
+
+
+# --8<-- [start:on_one_rank]
+@contextmanager
+def on_one_rank(model: nn.Module) -> Iterator[None]:
+    """Put this around what one rank does alone, an evaluation under a rank-zero guard, say: what would wait for the others raises.
+
+    It raises RuntimeError in a forward through the DDP wrapper of a model with buffers, which DDP broadcasts. Without communication.
+    It does not see other collectives in the body: barriers, reductions, a metric that synchronises, a save.
+    """
+    wrapper = replicated_part(model)
+    shared = [] if wrapper is None else [name for name, _ in wrapper.module.named_buffers() if name not in wrapper.parameters_to_ignore]
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError(f"one rank called the DDP wrapper, which waits for all ranks to broadcast {', '.join(shared)}: call its module")
+
+    hook = wrapper.register_forward_pre_hook(refuse) if wrapper is not None and wrapper.broadcast_buffers and shared else None
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+# --8<-- [end:on_one_rank]
+
+
+# --8<-- [start:loss_means]
+def loss_means(total: torch.Tensor, tokens: int, group: Any = None) -> tuple[float, float]:
+    """Call this on every rank with the sum of its tokens' losses, a scalar, and their number: the mean of the ranks' means, and the
+    mean over all tokens.
+
+    Every rank gets the same two numbers. They are equal where all ranks have equally many tokens. Where they differ, a loss that
+    each rank averages by itself is not the loss of the whole batch. A rank without tokens has no mean, and counts as zero in the first.
+    """
+    sums = torch.stack([total.detach() / max(tokens, 1), total.detach(), torch.as_tensor(tokens, device=total.device)]).double()
+    dist.all_reduce(sums, group=group)
+    means, losses, count = sums.tolist()
+    return means / dist.get_world_size(group), losses / count
+
+
+# --8<-- [end:loss_means]
+
+
+# --8<-- [start:on_all_ranks]
+def on_all_ranks(metric: Callable[..., Any], *parts: torch.Tensor, group: Any = None) -> Any:
+    """Call this on every rank with a metric and its arguments, (samples, ...) each: the metric of the samples of all ranks.
+
+    Every rank gets the same value. The ranks may have different numbers of samples, none included; the metric gets CPU tensors, in the
+    order of the ranks. It sends all samples to every rank: for predictions, not for images.
+    """
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, [part.detach().cpu() for part in parts], group=group)
+    return metric(*(torch.cat(part) for part in zip(*everyone)))
+
+
+# --8<-- [end:on_all_ranks]
+
+
+# --8<-- [start:generators_alike]
+def generators_alike(group: Any = None) -> list[str]:
+    """Call this on every rank, in a training step: which random number generators are in the same state on two ranks or more.
+
+    The names are ``torch``, ``cuda`` (of the current device), ``random`` and ``numpy``. Every rank gets the same list, empty where all
+    ranks draw numbers of their own. It looks at this process, not at the workers of a DataLoader.
+    """
+    states = {"torch": bytes(torch.get_rng_state().tolist()), "random": repr(random.getstate()).encode()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = bytes(torch.cuda.get_rng_state().tolist())
+    if "numpy" in sys.modules:
+        parts = sys.modules["numpy"].random.get_state()
+        states["numpy"] = repr([part.tolist() if hasattr(part, "tolist") else part for part in parts]).encode()
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, {name: hashlib.sha256(state).digest() for name, state in states.items()}, group=group)
+    return [name for name in states if len({theirs.get(name) for theirs in everyone}) < len(everyone)]
+
+
+# --8<-- [end:generators_alike]

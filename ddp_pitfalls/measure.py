@@ -26,11 +26,12 @@ class AnyOther:
 
 @dataclass(frozen=True)
 class Series:
-    """A curve for the chart of a page: ``points[i]`` was measured at step ``i``."""
+    """A curve for the chart of a page: ``points[i]`` was measured at step ``i``, ``reference[i]`` in one process."""
 
     y: str
     points: Sequence[float]
     x: str = "step"
+    reference: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,8 @@ def stands_as_documented(wanted: Hangs, lines: Mapping[int, str | None]) -> bool
 
 def _judge_measurements(side: str, wanted: Kind, ranks: Sequence[Ended]) -> tuple[str, str]:
     found = [(r, r.measurement) for r in ranks if r.measurement is not None]
+    if not found or len(found) < len(ranks):
+        return CRASHED, f"{len(found)} of {len(ranks)} ranks measured something"
     for rank, measurement in found:
         if fault := measurement.fault():
             return CRASHED, f"rank {rank.rank}, {measurement.quantity}: {fault}"

@@ -84,12 +84,13 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return Measurement(self.quantity, self.value, self.healthy, AnyOther(self.broken_is) if self.broken_is else self.broken)
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``points[i]`` was measured at step ``i``; None stands for a number that is not finite."""
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``points[i]`` was measured at step ``i``, ``reference[i]`` in one process; None stands for a number that is not finite."""
 
     x: str
     y: str
     points: list[float | None]
+    reference: list[float | None] = []
 
 
 class OnRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -195,8 +196,12 @@ def _on_rank(end: Ended) -> OnRank:
         rank=end.rank,
         measured=_measured(end.measurement) if end.measurement else None,
         line=end.line or "",
-        curve=Curve(series.x, series.y, [_rounded(float(p)) if math.isfinite(p) else None for p in series.points]) if series else None,
+        curve=Curve(series.x, series.y, _curve(series.points), _curve(series.reference)) if series else None,
     )
+
+
+def _curve(points: Sequence[float]) -> list[float | None]:
+    return [_rounded(float(p)) if math.isfinite(p) else None for p in points]
 
 
 def _measured(m: Measurement) -> Measured:
@@ -287,8 +292,10 @@ def alike(old: Any, new: Any) -> bool:
         return old.name == new.name and old.line == new.line and _undigited(old.message) == _undigited(new.message)
     if isinstance(old, Told):
         return old.category == new.category and _undigited(old.text) == _undigited(new.text)
+    if isinstance(old, VariantResult) and _undigited(old.why) != _undigited(new.why):
+        return False
     if isinstance(old, msgspec.Struct):
-        return all(alike(getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
+        return all(alike(getattr(old, name), getattr(new, name)) for name in old.__struct_fields__ if name != "why")
     if isinstance(old, dict):
         return old.keys() == new.keys() and all(alike(old[key], new[key]) for key in old)
     if isinstance(old, list):

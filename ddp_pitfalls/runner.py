@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddp_pitfalls.hardware import Tier
 
 WARM = ("ddp_pitfalls.launch", "lightning.pytorch")  # what the warm process imports
-SILENCE = 120.0  # seconds without a word from a script, over which a variant may not take, after which it is ended
+SILENCE = 300.0  # seconds without a word from a script, over which a variant may not take, after which it is ended
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,19 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from linecache import getline
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from ddp_pitfalls import processes
 from ddp_pitfalls.measure import FINISHED, Ended, Hangs, Kind, Notice, stands_as_documented
 from ddp_pitfalls.rank import STACK_SIGNAL, Channels, Descriptor, Job, run
 
-START = 60.0  # seconds for all ranks to enter the variant
+START = 180.0  # seconds for all ranks to enter the variant: spawned ranks import torch at once, on a busy machine
 HANG_AFTER = 1.0  # seconds after that until the first look at where the ranks stand
 LOOK_AGAIN = 0.25  # seconds until the second look, which must see the same
 PATIENCE = 30.0  # seconds for a variant that is not documented to hang where it stands: a busy machine is slow, not stuck
@@ -65,21 +66,25 @@ def started(job: Job, method: str) -> Iterator[list[Rank]]:
     """The ranks of a job, as processes; all of them, and their children, are gone afterwards."""
     context = multiprocessing.get_context(method)
     ranks: list[Rank] = []
-    folder = processes.make_folder()
-    try:
-        for number in range(job.ranks):
-            ours, theirs = multiprocessing.Pipe()
-            out, err, stacks = (processes.anonymous_file() for _ in range(3))
-            channels = Channels(theirs, Descriptor(out), Descriptor(err), Descriptor(stacks), str(folder.path))
-            process = context.Process(target=run, args=(job, number, channels), daemon=False)  # type: ignore[attr-defined]
-            ranks.append(Rank(number, process, ours, out, err, stacks))
-            process.start()
-            theirs.close()
+    with ExitStack() as afterwards:
+        with processes.signals_wait():
+            folder = processes.make_folder()
+            afterwards.callback(_clean_up, ranks, folder)
+            for number in range(job.ranks):
+                ours, theirs = multiprocessing.Pipe()
+                out, err, stacks = (processes.anonymous_file() for _ in range(3))
+                channels = Channels(theirs, Descriptor(out), Descriptor(err), Descriptor(stacks), str(folder.path))
+                process = context.Process(target=run, args=(job, number, channels), daemon=False)  # type: ignore[attr-defined]
+                ranks.append(Rank(number, process, ours, out, err, stacks))
+                process.start()
+                theirs.close()
         yield ranks
-    finally:
-        with processes.uninterrupted():
-            _end(ranks)
-            folder.remove()
+
+
+def _clean_up(ranks: Sequence[Rank], folder: processes.Folder) -> None:
+    with processes.uninterrupted():
+        _end(ranks)
+        folder.remove()
 
 
 def _end(ranks: Sequence[Rank]) -> None:
@@ -196,15 +201,24 @@ class _Watch:
         if self.entered is None:
             if any(r.main_thread is None for r in self.ranks):
                 return now >= self.began + START
-            self.entered, self.look = now, HANG_AFTER
+            self.entered = now
+            self.look = HANG_AFTER if isinstance(self.kind, Hangs) else max(HANG_AFTER, self.patience - LOOK_AGAIN)
         if now >= self.entered + self.look:
             self.stuck = self._stuck(now - self.entered)
             self.look = now - self.entered + LOOK_AGAIN
         return self.stuck
 
     def _stuck(self, waited: float) -> bool:
-        """Look at where the ranks stand. They are stuck if two looks in a row agree, and stand as documented or have had all patience."""
-        before, self.seen = self.seen, {r.number: ask(r) for r in self.ranks if r.ended is None}
+        """Look at where the ranks stand. They are stuck if two looks in a row agree, and stand as documented or have had all patience.
+
+        A rank that computes is not asked before that: it does not hang, and in Python 3.11 a stack that is read while it changes can
+        end the process.
+        """
+        running = [r for r in self.ranks if r.ended is None]
+        if waited < self.patience - LOOK_AGAIN and not all(asleep(r) for r in running):
+            self.seen = {}
+            return False
+        before, self.seen = self.seen, {r.number: ask(r) for r in running}
         self.still = before == self.seen and all(self.seen.values())
         if waited >= self.patience:
             return True
@@ -236,6 +250,15 @@ def line_of(stack: Sequence[str], script: str) -> str | None:
         if (frame := FRAME.search(entry)) and frame["file"] == script:
             return getline(script, int(frame["line"])).strip()
     return None
+
+
+def asleep(rank: Rank) -> bool:
+    """Whether the rank waits for something. Without /proc (macOS) nobody knows, and it may be."""
+    try:
+        stat = Path(f"/proc/{rank.process.pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(") ")[2].startswith(("S", "D"))
 
 
 def ask(rank: Rank) -> list[str]:
