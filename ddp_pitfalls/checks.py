@@ -249,7 +249,8 @@ def watch_forwards(model: nn.Module) -> Callable[[], bool]:
 
     def note(*_: Any) -> None:
         nonlocal around
-        around |= torch.is_grad_enabled() and not inside
+        recomputed = torch._C._current_graph_task_id() != -1  # by activation checkpointing, in the backward
+        around |= torch.is_grad_enabled() and not inside and not recomputed
 
     def bypassed() -> bool:
         nonlocal around

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,7 +16,9 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
+
+from ddp_pitfalls import processes
 
 FORKS = sys.platform == "linux"  # elsewhere a forked process may not use its system's libraries: macOS spawns
 
@@ -40,6 +42,10 @@ class Absent(Exception):
     """Something asked for by name is not here; the message says what is."""
 
 
+class UnknownNeed(Exception):
+    """A variant needs what nobody knows; the message says what it may need."""
+
+
 def count_gpus() -> int:
     """The number of visible CUDA devices."""
     return len(gpu_names())
@@ -52,7 +58,8 @@ def gpu_names() -> list[str]:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     context: Any = multiprocessing.get_context("fork" if FORKS else "spawn")
     child = context.Process(target=_send_names, args=(sender,))
-    child.start()
+    with processes.signals_wait():
+        child.start()
     sender.close()
     try:
         return list(receiver.recv())
@@ -63,6 +70,7 @@ def gpu_names() -> list[str]:
 
 
 def _send_names(sender: Connection) -> None:
+    processes.forget_signals()
     sender.send([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
 
 
@@ -82,31 +90,39 @@ def choose(wanted: str, ranks: int, gpus: int) -> Tier:
 
 
 def missing(needs: Iterable[str], tier: Tier) -> str | None:
-    """The first need that is not met here, as a sentence, or None. Raises ValueError for a need that nobody knows."""
-    for need in needs:
-        if need == "gpu":
-            met, here = tier.accelerator == "cuda", f"the tier is {tier.name}"
-        elif need == "2 gpus":
-            met, here = tier is CUDA, f"the tier is {tier.name}"
-        elif need in ("gloo", "nccl"):
-            met, here = tier.backend == need, f"the backend is {tier.backend}"
-        elif need == "spawn":
-            met, here = True, ""  # the runner starts such a variant by spawning
-        else:
-            met, here = _release_here(need)
-        if not met:
-            return f"needs {NEEDS.get(need, need)}, and {here}"
-    return None
+    """The first need that is not met here, as a sentence, or None. Raises UnknownNeed."""
+    found = [(need, *_is_met(need, tier)) for need in needs]  # all of them: one that nobody knows may stand behind one that is not met
+    return next((f"needs {NEEDS.get(need, need)}, and {here}" for need, met, here in found if not met), None)
+
+
+def _is_met(need: str, tier: Tier) -> tuple[bool, str]:
+    """Whether a need is met, and what is here instead."""
+    if need == "gpu":
+        return tier.accelerator == "cuda", f"the tier is {tier.name}"
+    if need == "2 gpus":
+        return tier is CUDA, f"the tier is {tier.name}"
+    if need in ("gloo", "nccl"):
+        return tier.backend == need, f"the backend is {tier.backend}"
+    if need == "spawn":
+        return True, ""  # the runner starts such a variant by spawning
+    return _package_here(need)
 
 
 NEEDS = {"gpu": "a GPU", "2 gpus": "two GPUs"}
+PACKAGES = ("torch", "lightning", "nvidia-ml-py")  # which a variant may need, or a release of them: torch>=2.1
 
 
-def _release_here(need: str) -> tuple[bool, str]:
-    wanted = Requirement(need)
-    if wanted.name not in ("torch", "lightning") or not wanted.specifier:
-        raise ValueError(f"unknown need {need!r}: a tier (gpu, 2 gpus), a backend (gloo, nccl), spawn, or a release (torch>=2.1)")
-    here = released(wanted.name)
+def _package_here(need: str) -> tuple[bool, str]:
+    try:
+        wanted = Requirement(need)
+    except InvalidRequirement:
+        wanted = None
+    if wanted is None or wanted.name not in PACKAGES:
+        raise UnknownNeed(f"unknown need {need!r}: it is one of gpu, 2 gpus, gloo, nccl, spawn, or a package: {', '.join(PACKAGES)}")
+    try:
+        here = released(wanted.name)
+    except PackageNotFoundError:
+        return False, "it is not installed"
     return wanted.specifier.contains(here, prereleases=True), f"{wanted.name} {here} is here"
 
 

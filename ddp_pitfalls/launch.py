@@ -8,6 +8,7 @@ if sys.platform == "win32":
     sys.exit("process groups work differently on Windows: run this under WSL")
 
 import argparse
+import atexit
 import os
 import signal
 import threading
@@ -54,6 +55,7 @@ def main() -> NoReturn:
     except processes.Terminated:
         print("terminated; every rank has been ended", file=sys.stderr)
         code = 128 + signal.SIGTERM
+    atexit._run_exitfuncs()  # torch 2.0 makes temporary files when it is imported
     with suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(code)  # taking down an interpreter with torch in it takes longer than all the variants
@@ -102,12 +104,8 @@ def wanted_variants(script: Script, names: Sequence[str]) -> list[Variant]:
 
 
 def verdict_on(script: Script, wanted: Variant, tier: hardware.Tier, ranks: int, method: str, patience: float = PATIENCE) -> Verdict:
-    """Run one variant under the supervisor and judge it. Raises BadScript where it needs what nobody knows."""
-    try:
-        reason = hardware.missing(wanted.needs, tier)
-    except hardware.UnknownNeed as error:
-        raise BadScript(f"{script.path}: {wanted.name}: {error}") from error
-    if reason:
+    """Run one variant under the supervisor and judge it."""
+    if reason := hardware.missing(wanted.needs, tier):
         return Verdict(NOT_MEASURED, reason)
     if "spawn" in wanted.needs:
         method = "spawn"

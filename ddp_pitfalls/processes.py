@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
 
 def die_with_supervisor() -> None:
     """Lead a process group of its own, which ends with the supervisor, whatever ended that.
@@ -55,12 +57,31 @@ def kill_group(process: BaseProcess) -> None:
 
 
 @contextmanager
+def signals_wait() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM come at the end of the block: while a process is forked, Python would lose their exception."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def forget_signals() -> None:
+    """In a process that was started under ``signals_wait``: react as any Python does, and only to what comes from now on."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)  # forgets those that have come
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+@contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C does not stop the clean-up; it takes a fraction of a second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
     try:
         yield
     finally:

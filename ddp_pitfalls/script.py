@@ -11,6 +11,7 @@ from typing import Any, overload
 
 from lightning.fabric import Fabric
 
+from ddp_pitfalls import hardware
 from ddp_pitfalls.measure import FIX, REPRO, Kind, Measurement, Silent
 
 Function = Callable[[Fabric], Measurement]
@@ -87,4 +88,9 @@ def load(path: Path) -> Script:
     }
     if not variants:
         raise BadScript(f"{path}: no function is marked @variant")
+    for one in variants.values():
+        try:
+            hardware.missing(one.needs, hardware.CPU)
+        except hardware.UnknownNeed as error:
+            raise BadScript(f"{path}: {one.name}: {error}") from error
     return Script(path, side, pitfall, (module.__doc__ or "").strip().partition("\n")[0], variants)

@@ -23,6 +23,7 @@ from ddp_pitfalls.measure import NOT_MEASURED, Ended, Hangs, Kind, Notice, Verdi
 from ddp_pitfalls.rank import Job, perform, use_folder
 from ddp_pitfalls.report import conclusion, exit_code, heading, report
 from ddp_pitfalls.script import Script, Variant
+from ddp_pitfalls.supervise import START
 
 
 def run(script: Script, wanted: Sequence[Variant], accelerator: str, patience: float) -> int:
@@ -35,6 +36,8 @@ def run(script: Script, wanted: Sequence[Variant], accelerator: str, patience: f
     nodes, devices = hardware.nodes_and_devices(ranks)
     tier = _tier(accelerator, devices)
     timeout = timedelta(seconds=patience)
+    store.set(f"arrived/{rank}", b"")
+    store.wait([f"arrived/{r}" for r in range(ranks)], timedelta(seconds=START))  # importing torch may take longer than a collective
     dist.init_process_group(tier.backend, store=dist.PrefixStore("group", store), rank=rank, world_size=ranks, timeout=timeout)
 
     def start() -> Fabric:
@@ -49,20 +52,25 @@ def run(script: Script, wanted: Sequence[Variant], accelerator: str, patience: f
 
     say(heading(script, tier, ranks))
     verdicts: dict[str, Verdict] = {}
-    spoilt = ""
+    spoiler = ""
     with _node_folder(store):
         for one in wanted:
-            if reason := spoilt or hardware.missing(one.needs, tier):
+            if reason := hardware.missing(one.needs, tier) or _after(spoiler, one):
                 verdicts[one.name] = Verdict(NOT_MEASURED, reason)
             else:
                 ended = _performed(Job(script.path, one.name, ranks, tier), rank, start, one.kind, patience)
                 verdicts[one.name] = judge(script.side, one.kind, _shared(store, one.name, ended, ranks, patience))
                 if any(end.how != "measured" for end in verdicts[one.name].ranks):
-                    spoilt = f"needs a process group that {one.name} has not spoilt: run it alone with --variant {one.name}"
+                    spoiler = one.name
             say(report(one, verdicts[one.name]))
         say(conclusion(script, list(verdicts.values())))
         _shared(store, "leaving", Ended(rank, "unfinished"), ranks, patience)  # whoever hosts the store leaves with the others
     return exit_code(list(verdicts.values()))
+
+
+def _after(spoiler: str, wanted: Variant) -> str:
+    """Why a variant cannot be measured any more, or nothing."""
+    return f"needs a process group that {spoiler} has not spoilt: run it alone with --variant {wanted.name}" if spoiler else ""
 
 
 def _tier(accelerator: str, devices: int) -> hardware.Tier:

@@ -18,7 +18,7 @@ import yaml
 
 from ddp_pitfalls import results
 from ddp_pitfalls.catalogue import ROOT, Unknown, find
-from ddp_pitfalls.evidence import chart, diff, markup, source, write
+from ddp_pitfalls.evidence import chart, diff, functions, markup, overview, programs, source, write
 from ddp_pitfalls.evidence.entries import check_page, entries, skeleton
 from ddp_pitfalls.evidence.sections import fragments
 from ddp_pitfalls.measure import Dies, Hangs, Raises
@@ -99,7 +99,8 @@ def site(root: Path) -> Path:
     for name in ("mkdocs.yml", "hooks.py"):
         shutil.copy(ROOT / name, root / name)
     shutil.copytree(ROOT / "docs" / "assets", root / "docs" / "assets")
-    shutil.copy(ROOT / "docs" / "index.md", root / "docs" / "index.md")
+    for path in (ROOT / "docs").glob("*.md"):
+        shutil.copy(path, root / "docs" / path.name)
     (root / "ddp_pitfalls").mkdir()
     shutil.copy(ROOT / "ddp_pitfalls" / "checks.py", root / "ddp_pitfalls" / "checks.py")
     return root
@@ -344,7 +345,7 @@ def hostile_project(root: Path) -> Path:
     records = {
         msgspec.structs.replace(CPU, python=HOSTILE, hardware=HOSTILE): pair(
             VariantResult("reproduced", "silent", why=HOSTILE, ranks=bad, told=[Told(HOSTILE, LINES)]),
-            VariantResult("crashed", "silent", why=LINES, ranks=[OnRank(0, line=HOSTILE)]),
+            VariantResult("crashed", "silent", why=HOSTILE, ranks=[OnRank(0, line=HOSTILE)]),
         ),
         OLD: pair(VariantResult("reproduced", "silent", failure=Failure(HOSTILE, LINES, HOSTILE)), measured("fixed", [HOSTILE])),
     }
@@ -357,7 +358,8 @@ def hostile_project(root: Path) -> Path:
 
 
 TAGS = {
-    *("article", "h1", "h2", "h3", "p", "a", "ul", "li", "strong", "small", "code", "pre", "div", "span", "nav", "br", "wbr"),
+    *("article", "h1", "h2", "h3", "p", "a", "ul", "ol", "li", "dl", "dt", "dd", "strong", "small", "code", "pre", "div", "span", "nav"),
+    *("br", "wbr", "button", "kbd"),
     *("table", "caption", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "svg", "title", "desc", "text", "line", "polyline"),
 }
 
@@ -366,7 +368,13 @@ def test_a_hostile_record_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     root = site(hostile_project(tmp_path))
     built = mkdocs(root)
     assert built.returncode == 0, built.stdout + built.stderr
-    for name, headings, shown in (("index.html", 3, HOSTILE.replace("`c`", "c")), ("pitfalls/some-pitfall/index.html", 11, HOSTILE)):
+    said, page = HOSTILE.replace("`c`", "c"), "pitfalls/some-pitfall/index.html"
+    for name, headings, shown in (
+        ("index.html", 3, said),
+        (page, 11, HOSTILE),
+        ("versions/index.html", 1, HOSTILE),
+        ("hangs/index.html", 4, ""),
+    ):
         article = "<article" + (root / "site" / name).read_text().partition("<article")[2].partition("</article>")[0]
         reader = Reader(article)
         assert " ".join(shown.split()) in reader.text
@@ -374,8 +382,96 @@ def test_a_hostile_record_is_shown_and_not_obeyed(tmp_path: Path) -> None:
         assert {tag for tag, _ in reader.elements} <= TAGS
         assert not [a for _, attributes in reader.elements for a in attributes if a.startswith("on")]
         hrefs = [a["href"] for tag, a in reader.elements if tag == "a" and a.get("href")]
-        assert all(h and (h.startswith(("#", "..", "pitfalls/")) or h == "https://example.org/a?b=1&c=2") for h in hrefs)
+        ours = (
+            "#",
+            "..",
+            "pitfalls/",
+            "checks/",
+            "hangs/",
+            "versions/",
+            "catalogue.json",
+            "llms.txt",
+            "https://github.com/",
+            "https://docs.pytorch.org/",
+        )
+        assert all(h and (h.startswith(ours) or h == "https://example.org/a?b=1&c=2") for h in hrefs)
         assert [tag for tag, _ in reader.elements].count("h2") == headings
+
+
+# The tables over all pitfalls
+
+
+def rows_of(fragment: str) -> list[list[str]]:
+    return [[text_of(cell) for cell in re.findall("<t[hd].*?</t[hd]>", row)] for row in re.findall("<tr>.*?</tr>", fragment)]
+
+
+def test_versions_tell_verified_not_reproduced_and_not_measured_apart(tmp_path: Path) -> None:
+    wrong = pair(msgspec.structs.replace(measured("not reproduced", [1, 1]), why="every rank is healthy"), measured("fixed", [1, 1]))
+    unmeasured = VariantResult("not measured", "silent", why="needs a GPU")
+    found, _ = entries(project(tmp_path, recorded={CPU: SILENT, FOUR: wrong, OLD: pair(unmeasured, unmeasured)}))
+    table, _, reasons = overview.versions(found).partition("## Reasons")
+    assert rows_of(table) == [
+        [
+            "Pitfall",
+            *(
+                f"torch {t}lightning {n}CPU, {r} ranks"
+                for t, n, r in (("2.13.0", "2.6.6", 2), ("2.13.0", "2.6.6", 4), ("2.9.1", "2.5.0", 2))
+            ),
+        ],
+        ["A title", "verified2026-01-02", "not reproduced2026-01-02", "not measured"],
+    ]
+    assert [row[:2] for row in rows_of(reasons)[1:]] == [["not reproduced", "every rank is healthy"], ["not measured", "needs a GPU"]]
+    assert "No run on a GPU was recorded yet." in text_of(table)
+
+
+def test_what_an_environment_has_not_recorded_is_not_measured_there(tmp_path: Path) -> None:
+    root = project(tmp_path, ids=("one-pitfall", "two-pitfalls"), recorded={CPU: SILENT})
+    results.write(root / "results", Results(results.FORMAT, GPU, {"two-pitfalls": SILENT}))
+    found, _ = entries(root)
+    assert [row[1:] for row in rows_of(overview.versions(found))[1:]] == [
+        ["not measured", "verified2026-01-02"],
+        ["verified2026-01-02"] * 2,
+    ]
+    assert [row[1:] for row in rows_of(overview.pitfalls(found))[1:]] == [
+        ["silent", "DistributedDataParallel", "nobody", "CPU: 1 environment, 2026-01-02GPU: not measured"],
+        ["silent", "DistributedDataParallel", "nobody", "CPU: 1 environment, 2026-01-02GPU: 1 environment, 2026-01-02"],
+    ]
+
+
+def test_a_hang_is_found_by_where_the_ranks_stand(tmp_path: Path) -> None:
+    hang = VariantResult(
+        "reproduced", "hangs", ranks=[OnRank(0, line="fabric.save(path)  # BUG: alone"), OnRank(1, Measured("sum", 5, 1, 0))]
+    )
+    found, _ = entries(project(tmp_path, kind='(Hangs({0: "fabric.save"}))', recorded={CPU: pair(hang, measured("fixed", [1, 1]))}))
+    assert rows_of(overview.hangs(found))[1:] == [["fabric.save(path)", "has finished", "A title"]]
+    stands = fragments(found[0])["evidence.md"].partition("<figure")[2].partition("</figure>")[0]
+    assert "Rank 0 stands at fabric.save(path)  # BUG: alone Rank 1 has finished".replace("  ", " ") in text_of(stands)
+
+
+def test_checks_are_listed_from_their_docstrings(tmp_path: Path) -> None:
+    root = project(tmp_path)
+    page_path = root / "docs" / "pitfalls" / "some-pitfall.md"
+    page_path.write_text(page_path.read_text().replace("Prose.", "Call `look`.", 1))
+    found, _ = entries(root)
+    marked = '# --8<-- [start:look]\ndef look(x):\n    """Look at ``x``. Then more."""\n    return x\n\n\n# --8<-- [end:look]'
+    code = f'{marked}\n\n\ndef other(x):\n    """Look."""\n'
+    listed = functions.functions(code, found)
+    assert "Look at x. Used on: A title Copy look" in text_of(listed)
+    assert "Then more" not in text_of(listed.partition("<details")[0])
+    assert "other(x): copy ddp_pitfalls/checks.py whole." in text_of(listed)
+
+
+def test_programs_get_the_same_data(tmp_path: Path) -> None:
+    found, _ = entries(hostile_project(tmp_path))
+    told = msgspec.json.decode(programs.catalogue(found))
+    [entry] = told["pitfalls"]
+    assert entry["symptoms"] == [{"group": "hangs", "text": HOSTILE}]
+    assert entry["page"] == "pitfalls/some-pitfall/"
+    assert entry["outcomes"][CPU.name]["variants"]["shown"]["outcome"] == "crashed there"
+    assert set(told["environments"]) == {CPU.name, OLD.name}
+    listed = programs.llms(found).splitlines()
+    assert "- [A title](pitfalls/some-pitfall/): silent" in listed
+    assert f"    - {' '.join(HOSTILE.split())}" in listed
 
 
 # The diff
@@ -455,6 +551,14 @@ def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
     assert all(low - 1e-9 <= t <= high + 1e-9 and len(f"{t:.3g}") <= 8 for t in found)
 
 
+def test_one_process_is_drawn_as_a_reference(tmp_path: Path) -> None:
+    curve = Curve("step", "loss", [0.5, 0.4], reference=[0.5, 0.1])
+    result = VariantResult("reproduced", "silent", ranks=[OnRank(r, Measured("sum", 0, 1, 0), curve=curve) for r in range(2)])
+    evidence = made(project(tmp_path, recorded={CPU: pair(result, measured("fixed", [1, 1]))}))["evidence.md"]
+    assert evidence.count('<polyline class="c-s c-ref"') == 1
+    assert "one process" in text_of(evidence)
+
+
 def test_ranks_with_different_curves_are_told_apart(tmp_path: Path) -> None:
     curves = pair(measured("reproduced", [0, 0], curve=True), measured("fixed", [1, 1], curve=True))
     evidence = made(project(tmp_path, recorded={CPU: curves}))["evidence.md"]
@@ -469,7 +573,7 @@ def test_ranks_with_different_curves_are_told_apart(tmp_path: Path) -> None:
 
 def test_it_writes_what_changed_and_removes_what_is_stale(tmp_path: Path) -> None:
     root = project(tmp_path, ids=("one-pitfall", "two-pitfalls"), recorded={CPU: SILENT})
-    assert write(root) == "evidence of 2 pitfalls: 7 files written, 0 removed"
+    assert write(root) == "evidence of 2 pitfalls: 14 files written, 0 removed"
     folder = root / "build" / "evidence"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.md")}
     assert write(root) == "evidence of 2 pitfalls: 0 files written, 0 removed"
@@ -477,8 +581,9 @@ def test_it_writes_what_changed_and_removes_what_is_stale(tmp_path: Path) -> Non
     (root / "docs" / "pitfalls" / "two-pitfalls.md").unlink()
     (folder / "other").mkdir()
     (folder / "other" / "left.md").write_text("left")
-    assert write(root) == "evidence of 1 pitfall: 1 files written, 4 removed; without a page: two-pitfalls"
-    assert sorted(path.name for path in folder.iterdir()) == ["one-pitfall", "symptoms.md"]
+    assert write(root) == "evidence of 1 pitfall: 6 files written, 4 removed; without a page: two-pitfalls"
+    over_all = ["checks.md", "hangs.md", "pitfalls.md", "recorded.md", "symptoms.md", "versions.md"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["one-pitfall", *over_all])
 
 
 def test_it_needs_neither_torch_nor_lightning(tmp_path: Path) -> None:
@@ -494,7 +599,7 @@ def test_it_needs_neither_torch_nor_lightning(tmp_path: Path) -> None:
         "import runpy; runpy.run_module('ddp_pitfalls', run_name='__main__')\n"
     )
     run = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=60, env=with_us())
-    assert (run.returncode, run.stdout) == (0, "evidence of 1 pitfall: 4 files written, 0 removed\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "evidence of 1 pitfall: 11 files written, 0 removed\n"), run.stderr
 
 
 def test_what_scripts_declare_is_read_as_it_is_run() -> None:

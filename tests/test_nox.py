@@ -104,7 +104,7 @@ def listed(project: Path) -> dict[str, dict[str, object]]:
 def test_every_session_is_listed_with_a_sentence() -> None:
     """Also those of every script, tagged with the pitfall."""
     sessions = listed(ROOT)
-    assert {"env", "env-dev", "tests", "lint", "docs", "record", "benchmark", "new"} <= sessions.keys()
+    assert {"env", "env-dev", "tests", "lint", "docs", "browser", "record", "benchmark", "new"} <= sessions.keys()
     for name, entry in sessions.items():
         assert len(str(entry["description"] or "").split()) > 3, f"{name} has no sentence"
     for one in find(ROOT).values():
