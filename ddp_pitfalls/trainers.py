@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 def trainer(fabric: Fabric, *, ddp: dict[str, Any] | None = None, **options: Any) -> Trainer:
     """A Trainer on the ranks of this Fabric that writes nothing; ``ddp`` are options of DistributedDataParallel."""
+    warnings.filterwarnings("ignore", ".*does not have many workers")  # advice on speed, given where a machine has many cores
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     one = Trainer(strategy=DDPStrategy(**_ranks(fabric), **(ddp or {})), **_devices(fabric), **{**quiet, **options})
     # After a run it puts back the signal handlers that Python knows of, and Python does not know that of faulthandler, by which the
