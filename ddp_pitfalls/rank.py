@@ -82,7 +82,7 @@ def run(job: Job, rank: int, channels: Channels) -> None:
     os.dup2(channels.err.fd, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     use_folder(channels.folder)
-    faulthandler.disable()  # where the supervisor had it enabled, it would write to the supervisor's error output
+    faulthandler.disable()  # what enabled it in the supervisor may have named another place than this rank's error output
     faulthandler.register(STACK_SIGNAL, file=channels.stacks.fd, all_threads=True)
     lock = threading.Lock()
 

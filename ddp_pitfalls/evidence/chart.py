@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 340, 220
 LEFT, TOP, RIGHT, BOTTOM = 48, 46, 12, 38  # room around the plot for numbers, title and legend
 STYLES = 4  # line styles in the style sheet
 LEGEND = (WIDTH - LEFT) // STYLES
+REFERENCE = "one process"  # the label of a line with which the others are to be compared
 
 Lines = Mapping[str, Sequence[float | None]]  # by label; None is a number that is not finite
 
@@ -64,7 +65,8 @@ def panel(title: str, lines: Lines, shared: Axes, x: str, y: str, uid: str) -> s
         parts.append(f'<text class="c-l" x="{shared.x(step):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step:g}</text>')
     parts.append(f'<line class="c-a" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
     for n, (label, points) in enumerate(lines.items()):
-        style, start = f"c-s c-{n % STYLES}", LEFT + n % STYLES * LEGEND
+        style = "c-s c-ref" if label == REFERENCE else f"c-s c-{n % STYLES}"
+        start = LEFT + n % STYLES * LEGEND
         parts.append(f'<line class="{style}" x1="{start}" x2="{start + 20}" y1="32" y2="32"/>')
         parts.append(f'<text class="c-l" x="{start + 25}" y="36">{text(label)}</text>')
         parts += [f'<polyline class="{style}" points="{run}"/>' for run in _runs(points, shared)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +23,14 @@ Record = tuple[Environment, PairResult]
 
 @dataclass(frozen=True)
 class Entry:
-    """A pitfall: its scripts as text, the front matter of its page, and what each environment recorded, the preferred one first.
+    """A pitfall: its page and scripts as text, the front matter of the page, and what each environment recorded, the preferred one first.
 
     ``variants`` are those of the repro, then those of the fix alone, whose users some layer protects.
     """
 
     id: str
     front: Front
+    page: str
     repro_name: str
     fix_name: str
     repro: str
@@ -61,6 +62,12 @@ def preferred_first(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=key)
 
 
+def environments(entries: Iterable[Entry]) -> list[Environment]:
+    """Every environment in which one of these pitfalls was recorded, the preferred one first."""
+    found = {environment.name: (environment, pair) for entry in entries for environment, pair in entry.records}
+    return [environment for environment, _ in preferred_first(list(found.values()))]
+
+
 def _releases(environment: Environment) -> tuple[Version, Version]:
     return Version(environment.torch), Version(environment.lightning)
 
@@ -82,14 +89,14 @@ def entry(root: Path, pitfall: Pitfall, recorded: Sequence[Results]) -> Entry:
     page = pitfall.page.relative_to(root)
     for path in pitfall.missing():
         raise Unknown(f"{page}: there is no {path.relative_to(root)}, and a page is built from both scripts")
-    head = front(pitfall.page)
-    check_page(pitfall.page.read_text(encoding="utf-8"), pitfall.id, head.title, page)
+    head, prose = front(pitfall.page), pitfall.page.read_text(encoding="utf-8")
+    check_page(prose, pitfall.id, head.title, page)
     repro, fix = pitfall.repro.read_text(encoding="utf-8"), pitfall.fix.read_text(encoding="utf-8")
     repro_name, fix_name = pitfall.repro.relative_to(root).as_posix(), pitfall.fix.relative_to(root).as_posix()
     protected = [v for v in variants(fix, Path(fix_name)) if v.protects]
     declared = (*variants(repro, Path(repro_name)), *protected)
     records = preferred_first([(r.environment, r.pitfalls[pitfall.id]) for r in recorded if pitfall.id in r.pitfalls])
-    return Entry(pitfall.id, head, repro_name, fix_name, repro, fix, declared, tuple(records))
+    return Entry(pitfall.id, head, prose, repro_name, fix_name, repro, fix, declared, tuple(records))
 
 
 def skeleton(id: str, title: str) -> list[str]:

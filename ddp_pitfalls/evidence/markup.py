@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from pygments import lex
 from pygments.lexers import BashLexer, PythonLexer
@@ -13,6 +14,8 @@ from pygments.token import STANDARD_TYPES
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 SPECIAL = re.compile(r"""[&<>"'`*_{}\[\]()#+!|\\~^=:$@%]""")  # to HTML, to Markdown and its extensions, to templates
+CELL = re.compile(r"(<t[hd]\b[^>]*)>")
+PLAIN = {"", "n", "w"}  # Pygments classes that have no colour of their own: a third of all tokens
 CODE_SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 
@@ -64,16 +67,26 @@ def join(*blocks: str) -> str:
     return "\n\n".join(block.strip("\n") for block in blocks if block) + "\n"
 
 
-def table(head: Iterable[str], rows: Iterable[str], label: str, caption: str = "") -> str:
+def table(head: Sequence[str], rows: Iterable[str], label: str, caption: str = "", cls: str = "", stacks: bool = False) -> str:
     """A table with a header row, in a box that scrolls where the screen is narrow; the label names the box for screen readers.
 
-    Cells, rows and caption are markup that is safe already.
+    Where ``stacks``, the cells of a row stand one below the other on a narrow screen, each under the name of its column. Cells, rows and
+    caption are markup that is safe already. A table with a class is one over all pitfalls and is kept from the search.
     """
-    lines = [f'<div class="facts" role="region" tabindex="0" aria-label="{text(label)}"><table class="facts-t">']
+    apart = " data-search-exclude" if cls or stacks else ""
+    classes = " ".join(filter(None, ["facts", cls, "stacks" if stacks else ""]))
+    lines = [f'<div class="{classes}" role="region" tabindex="0" aria-label="{text(label)}"{apart}><table class="facts-t">']
     if caption:
         lines.append(f"<caption>{caption}</caption>")
     lines.append("<thead><tr>" + "".join(f'<th scope="col">{cell}</th>' for cell in head) + "</tr></thead>")
-    return "\n".join([*lines, "<tbody>", *rows, "</tbody></table></div>"])
+    body = [_labelled(row, head) for row in rows] if stacks else rows
+    return "\n".join([*lines, "<tbody>", *body, "</tbody></table></div>"])
+
+
+def _labelled(row: str, head: Sequence[str]) -> str:
+    """A row whose cells know the name of their column, which the style sheet shows on a narrow screen."""
+    names = iter(head)
+    return CELL.sub(lambda found: f'{found[1]} data-label="{next(names)}">', row)
 
 
 def row(head: str, cells: Iterable[str], span: int = 1) -> str:
@@ -91,18 +104,23 @@ def code_block(source: str, title: str = "", language: str = "python") -> str:
 
 def highlighted(lines: Sequence[str], language: str = "python") -> list[str]:
     """Lines of source as HTML, each with the Pygments classes that the theme colours."""
+    return _highlighted("\n".join(lines), language)[: len(lines)]
+
+
+@lru_cache(maxsize=1000)  # while the pages are served, most scripts are the same from one edit to the next
+def _highlighted(source: str, language: str) -> list[str]:
     lexer = (BashLexer if language == "bash" else PythonLexer)(stripnl=False)
     done, current = [], ""
-    for kind, value in lex("\n".join(lines) + "\n", lexer):
+    for kind, value in lex(source + "\n", lexer):
         cls = next(STANDARD_TYPES[k] for k in reversed(kind.split()) if k in STANDARD_TYPES)
         for i, part in enumerate(value.split("\n")):
             if i:
                 done.append(current)
                 current = ""
             current += _token(part, cls)
-    return done[: len(lines)]
+    return done
 
 
 def _token(part: str, cls: str) -> str:
     escaped = html.escape(part, quote=False)
-    return f'<span class="{cls}">{escaped}</span>' if cls and part.strip() else escaped
+    return f'<span class="{cls}">{escaped}</span>' if cls not in PLAIN and part.strip() else escaped

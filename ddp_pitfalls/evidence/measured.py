@@ -32,7 +32,8 @@ def measured(entry: Entry) -> str:
     figures = {v.name: _figure(v.name, record) for v, record in found.items()}
     for (about, (head, rows, caption)), names in wording.grouped(tables).items():
         shown = table(head, rows, f"What {', '.join(names)} measured", caption)
-        blocks += [f"### {codes(names)}", about, shown, next(filter(None, (figures[name] for name in names)), "")]
+        stands = _stands(found[next(v for v in found if v.name == names[0])], names[0])
+        blocks += [f"### {codes(names)}", about, stands, shown, next(filter(None, (figures[name] for name in names)), "")]
     missing = [(v.name, _why_missing(entry, v)) for v in entry.variants if v not in found]
     for why, names in wording.grouped(missing).items():
         blocks.append(paragraph(f"Not measured yet: {codes(names)}{why}."))
@@ -110,6 +111,23 @@ def _on_rank(rank: OnRank, result: VariantResult, length: str) -> str:
     return f"stands at {code(rank.line)}" if rank.line else "stands outside the script"
 
 
+def _stands(record: Record, name: str) -> str:
+    """A picture of a hang: a lane for each rank, as far as it came, with the line on which it stands."""
+    result = record[1].repro.get(name)
+    if result is None or result.kind != "hangs" or len(result.ranks) < 2:
+        return ""
+    lanes = [_lane(rank) for rank in result.ranks]
+    caption = "Where each rank of the repro stands when nothing moves any more"
+    return "\n".join([f'<figure class="stands" data-search-exclude><figcaption>{caption}</figcaption><ul>', *lanes, "</ul></figure>"])
+
+
+def _lane(rank: OnRank) -> str:
+    cls, where = "stuck", f"stands at {wording.place(rank.line)}" if rank.line else "stands outside the script"
+    if rank.measured is not None:
+        cls, where = "done", "has finished"
+    return f'<li class="{cls}"><strong>Rank {rank.rank}</strong> <span class="lane"></span> <span>{where}</span></li>'
+
+
 def _figure(name: str, record: Record) -> str:
     curves = {side: _curves(result) for side, result in _sides(record, name).items()}
     panels = {side: _lines(by_rank) for side, by_rank in curves.items() if by_rank}
@@ -124,7 +142,8 @@ def _curves(result: VariantResult) -> dict[int, Curve]:
 
 
 def _lines(by_rank: dict[int, Curve]) -> chart.Lines:
-    points = [curve.points for curve in by_rank.values()]
-    if len(points) > 1 and all(p == points[0] for p in points):
-        return {"every rank": points[0]}
-    return {f"rank {rank}": curve.points for rank, curve in by_rank.items()}
+    curves = list(by_rank.values())
+    alone = {chart.REFERENCE: curves[0].reference} if curves[0].reference else {}
+    if len(curves) > 1 and all(curve.points == curves[0].points for curve in curves):
+        return {"every rank": curves[0].points, **alone}
+    return {**{f"rank {rank}": curve.points for rank, curve in by_rank.items()}, **alone}

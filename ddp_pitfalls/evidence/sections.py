@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_pitfalls import patterns
 from ddp_pitfalls.catalogue import Unknown
 from ddp_pitfalls.evidence import diff, wording
 from ddp_pitfalls.evidence.entries import END, EVIDENCE, TOP, Entry, on_gpu
+from ddp_pitfalls.evidence.index import anchor
 from ddp_pitfalls.evidence.markup import bullets, code, code_block, codes, join, paragraph, prose, row, table, text
 from ddp_pitfalls.evidence.measured import measured
-from ddp_pitfalls.evidence.source import fixed_code, plain_lines
+from ddp_pitfalls.evidence.source import Declared, fixed_code, plain_lines
+
+JUMPS = {
+    "what-changes": "The fix",
+    "copy-this": "Code to copy",
+    "measured": "What was measured",
+    "check-your-own-run": "Check your own run",
+}
 
 
 def fragments(entry: Entry) -> dict[str, str]:
@@ -27,19 +36,35 @@ def fragments(entry: Entry) -> dict[str, str]:
 
 def top(entry: Entry) -> str:
     """How the pitfall shows, and where that was verified."""
+    seen = bullets((prose(s.text) for s in entry.front.symptoms), "seen")
     lines = [f"<strong>How it shows:</strong> {wording.kinds(entry.variants)}."]
     need_gpu = [v for v in entry.variants if any("gpu" in need for need in v.needs)]
     for place, wanted in (("On the CPU", False), ("On a GPU", True)):
         record = next((r for r in entry.records if on_gpu(r[0]) is wanted), None)
         shown = [v for v in entry.variants if wanted or v not in need_gpu]
         if record is not None and shown:
-            lines.append(f"<strong>{place}:</strong> {'; '.join(wording.standings(record[1], shown))}. {wording.run(record)}")
+            lines.append(f"<strong>{place}:</strong> {'; '.join(wording.standings(record[1], shown, short=True))}. {wording.run(record)}")
         elif shown:
-            takes = f" These variants need one: {codes(v.name for v in need_gpu)}." if wanted and need_gpu else ""
-            lines.append(f"<strong>{place}:</strong> {wording.NOT_YET}.{takes}")
+            lines.append(f"<strong>{place}:</strong> {wording.NOT_YET}.{_needing(need_gpu) if wanted else ''}")
     if len(entry.records) > 1:
         lines.append(f'Recorded in {len(entry.records)} environments: see <a href="#versions">Versions</a>.')
-    return join(bullets(lines, "standing"))
+    return join(_jumps(entry), '<p class="label" data-search-exclude>Symptoms</p>', seen, bullets(lines, "standing"))
+
+
+def _needing(variants: Sequence[Declared]) -> str:
+    """Which variants need a GPU."""
+    if len(variants) > wording.NAMED:
+        return f" {len(variants)} variants need one."
+    return f" These variants need one: {codes(v.name for v in variants)}." if variants else ""
+
+
+def _jumps(entry: Entry) -> str:
+    """Where to go from the top of the page: to what helps, and to the other pitfalls that look the same."""
+    groups = dict.fromkeys(s.group for s in entry.front.symptoms)
+    alike = ", ".join(f'<a href="../../#{anchor(group)}">{group}</a>' for group in groups)
+    on = " ".join(f'<a class="jump" href="#{name}">{words}</a>' for name, words in JUMPS.items())
+    inner = f'<p>{on}</p><p class="alike">Others like this: {alike}</p>'
+    return f'<nav class="jumps" aria-label="On this page" data-search-exclude>{inner}</nav>'
 
 
 def run_it(entry: Entry) -> str:

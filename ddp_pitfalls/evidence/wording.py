@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +20,13 @@ KINDS = {
     "dies": "it dies: a signal ends the process",
 }
 TIERS = {"cpu": "on the CPU", "cuda": "with a GPU each", "cuda-shared": "on one GPU"}
+KIND_WORDS = {"silent": "silent", "raises": "raises an error", "hangs": "hangs", "dies": "the process dies"}
 NOT_YET = "not measured yet"
 VERIFIED, PROTECTED = "verified", "protected"
+ORDER = {VERIFIED: 0, PROTECTED: 0.5, NOT_MEASURED: 2}  # of states; any other has 1
+COMMENT = re.compile(r"\s{2,}#.*$")
 SHOWN = 3  # numbers of a long list on a page
+NAMED = 2  # more variants than these are counted at the top of a page
 
 
 def releases(environment: Environment) -> str:
@@ -31,6 +37,14 @@ def ranks_on(environment: Environment) -> str:
     """Number of ranks, tier and backend."""
     tier = TIERS.get(environment.tier, environment.tier)
     return text(f"{environment.ranks} ranks {tier} ({environment.backend})")
+
+
+def column(environment: Environment) -> str:
+    """An environment as the head of a narrow column."""
+    tier = "CPU" if environment.tier == "cpu" else "one GPU" if environment.tier == "cuda-shared" else "GPU"
+    backend = "" if (environment.tier == "cuda") == (environment.backend == "nccl") else f", {environment.backend}"
+    lines = (f"torch {environment.torch}", f"lightning {environment.lightning}", f"{tier}{backend}, {environment.ranks} ranks")
+    return "<br>".join(f"<span>{text(line)}</span>" for line in lines)
 
 
 def run(record: Record) -> str:
@@ -44,7 +58,32 @@ def kinds(variants: Sequence[Declared]) -> str:
     groups = grouped((v.name, KINDS.get(v.kind, v.kind)) for v in variants if not v.protects)
     if len(groups) == 1:
         return text(next(iter(groups)))
-    return "; ".join(f"{text(words)} ({codes(names)})" for words, names in groups.items())
+    return "; ".join(f"{text(words)} ({few(names)})" for words, names in groups.items())
+
+
+def few(names: Sequence[str]) -> str:
+    """The names of variants, or how many they are."""
+    return codes(names) if len(names) <= NAMED else f"{len(names)} variants"
+
+
+def kind_words(entry: Entry) -> str:
+    """How a pitfall shows, in few words."""
+    return text(", ".join(dict.fromkeys(KIND_WORDS.get(v.kind, v.kind) for v in entry.variants if not v.protects)))
+
+
+def summary(pair: PairResult, variants: Iterable[Declared]) -> list[tuple[str, int]]:
+    """How many variants have each state in an environment: verified first, then what is not as documented, then not measured.
+
+    A variant whose user some layer protects counts as verified: its page says so, and so it was.
+    """
+    words = (standing(pair, v)[0].removesuffix(" there") for v in variants)
+    counts = Counter(VERIFIED if word == PROTECTED else word for word in words)
+    return sorted(counts.items(), key=lambda item: ORDER.get(item[0], 1))
+
+
+def only_unmeasured(pairs: Iterable[PairResult], variants: Sequence[Declared]) -> bool:
+    """Whether no variant was measured in any of these records."""
+    return all(summary(pair, variants)[0][0] == NOT_MEASURED for pair in pairs)
 
 
 def standing(pair: PairResult, variant: Declared) -> tuple[str, str]:
@@ -59,13 +98,12 @@ def standing(pair: PairResult, variant: Declared) -> tuple[str, str]:
     return (PROTECTED, variant.protects) if variant.protects else (VERIFIED, "")
 
 
-def standings(pair: PairResult, variants: Iterable[Declared]) -> list[str]:
-    """These variants by what an environment says of them, verified ones first."""
+def standings(pair: PairResult, variants: Iterable[Declared], short: bool = False) -> list[str]:
+    """These variants by what an environment says of them, verified ones first; many of them are counted where it must be short."""
     groups = grouped((v.name, standing(pair, v)) for v in variants)
-    order = {VERIFIED: 0, NOT_MEASURED: 2}
     parts = []
-    for (word, why), names in sorted(groups.items(), key=lambda group: order.get(group[0][0], 1)):
-        parts.append(f"{text(word)}: {codes(names)}" + (f" ({text(why)})" if why else ""))
+    for (word, why), names in sorted(groups.items(), key=lambda group: ORDER.get(group[0][0], 1)):
+        parts.append(f"{text(word)}: {few(names) if short else codes(names)}" + (f" ({text(why)})" if why else ""))
     return parts
 
 
@@ -93,6 +131,11 @@ def length(value: Any) -> str:
     return last.removeprefix(CUT) if isinstance(last, str) and last.startswith(CUT) else ""
 
 
+def place(line: str) -> str:
+    """The line on which a rank stands, without the comment at its end."""
+    return code(COMMENT.sub("", line))
+
+
 def failure(result: VariantResult) -> str:
     """The error or the signal that ended the first rank that failed."""
     assert result.failure is not None
@@ -105,8 +148,7 @@ def who_notices(entry: Entry) -> Mapping[str, list[str]]:
     """Who tells of the pitfall where it was reproduced: variants by sentence. Of several environments the preferred one speaks."""
     pairs = []
     for variant in entry.variants:
-        runs = (pair.repro.get(variant.name) for _, pair in entry.records)
-        shown = next((run for run in runs if run is not None and run.verdict == REPRODUCED), None)
+        shown = _reproduced(entry, variant)
         if shown is not None:
             pairs.append((variant.name, notice(shown)))
     return grouped(pairs)
@@ -124,6 +166,24 @@ def notice(result: VariantResult) -> str:
     if result.kind == "hangs":
         return "Nobody: the ranks stand still, with no warning and no error."
     return "Nobody: no warning, no error."
+
+
+def who(entry: Entry) -> str:
+    """Who tells of the pitfall where it was reproduced, in few words."""
+    runs = (_reproduced(entry, variant) for variant in entry.variants)
+    return "; ".join(dict.fromkeys(_tellers(run) for run in runs if run is not None)) or NOT_YET
+
+
+def _tellers(result: VariantResult) -> str:
+    if result.failure:
+        return code(result.failure.name)
+    return ", ".join(sorted({_teller(t.category) for t in result.told})) or "nobody"
+
+
+def _reproduced(entry: Entry, variant: Declared) -> VariantResult | None:
+    """What the preferred environment recorded of a variant that was reproduced."""
+    runs = (pair.repro.get(variant.name) for _, pair in entry.records)
+    return next((run for run in runs if run is not None and run.verdict == REPRODUCED), None)
 
 
 def _teller(category: str) -> str:

@@ -1,19 +1,33 @@
-"""Writes the fragments to build/evidence/, where the pages include them."""
+"""Writes the fragments to build/evidence/, where the pages include them, and the files for programs to docs/."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ddp_pitfalls.evidence.entries import FOLDER, Entry, entries
-from ddp_pitfalls.evidence.index import SYMPTOMS, symptoms
+from ddp_pitfalls.evidence.functions import CHECKS, functions
+from ddp_pitfalls.evidence.index import recorded, symptoms
+from ddp_pitfalls.evidence.overview import hangs, pitfalls, versions
+from ddp_pitfalls.evidence.programs import published
 from ddp_pitfalls.evidence.sections import fragments
 
+DOCS = Path("docs")
 
-def render(found: list[Entry]) -> dict[str, str]:
-    """Every fragment by its path below build/evidence/."""
-    pages = {f"{entry.id}/{name}": text for entry in found for name, text in fragments(entry).items()}
-    return {**pages, SYMPTOMS: symptoms(found)}
+
+def render(found: list[Entry], checks: str = "") -> dict[Path, str]:
+    """Every generated file by its path in the project. ``checks`` is the text of checks.py."""
+    pages = {FOLDER / entry.id / name: text for entry in found for name, text in fragments(entry).items()}
+    over_all = {
+        "symptoms": symptoms(found),
+        "recorded": recorded(found),
+        "pitfalls": pitfalls(found),
+        "versions": versions(found),
+        "hangs": hangs(found),
+        "checks": functions(checks, found),
+    }
+    programs = {DOCS / name: text for name, text in published(found).items()}
+    return {**pages, **{FOLDER / f"{name}.md": text for name, text in over_all.items()}, **programs}
 
 
 def write(root: Path) -> str:
@@ -22,24 +36,32 @@ def write(root: Path) -> str:
     Raises Unknown or BadResults, whose message names the file that is not as it must be.
     """
     found, pageless = entries(root)
-    written, removed = replace_files(root / FOLDER, render(found))
+    checks = root / CHECKS
+    texts = render(found, checks.read_text(encoding="utf-8") if checks.is_file() else "")
+    written = write_files(root, texts)
+    removed = remove_others(root / FOLDER, {root / path for path in texts})
     waiting = f"; without a page: {', '.join(pageless)}" if pageless else ""
     return f"evidence of {len(found)} pitfall{'' if len(found) == 1 else 's'}: {written} files written, {removed} removed{waiting}"
 
 
-def replace_files(folder: Path, texts: Mapping[str, str]) -> tuple[int, int]:
-    """Make the folder hold exactly these files. A file that has its text already is left alone: a change of its time means a rebuild."""
+def write_files(root: Path, texts: Mapping[Path, str]) -> int:
+    """Write these files, and say how many. One that has its text already is left alone: a change of its time means a rebuild."""
     written = 0
     for name, text in texts.items():
-        path = folder / name
+        path = root / name
         if not path.is_file() or path.read_bytes() != text.encode():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode())
             written += 1
-    stale = [path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).as_posix() not in texts]
+    return written
+
+
+def remove_others(folder: Path, kept: Collection[Path]) -> int:
+    """Remove every other file of a folder, and folders that are empty then; say how many files."""
+    stale = [path for path in folder.rglob("*") if path.is_file() and path not in kept]
     for path in stale:
         path.unlink()
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-    return written, len(stale)
+    return len(stale)
