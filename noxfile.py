@@ -31,7 +31,7 @@ nox.needs_version = ">=2025.10.16"  # the first release that was tried with this
 nox.options.sessions = ["tests", "lint", "docs"]
 
 ROOT = Path(__file__).parent
-REQUIREMENTS, REQUIREMENTS_DEV = "requirements.txt", "requirements-dev.txt"
+REQUIREMENTS, REQUIREMENTS_DEV, REQUIREMENTS_BROWSER = "requirements.txt", "requirements-dev.txt", "requirements-browser.txt"
 ENVIRONMENT = Path(".nox", "env")
 NOTHING_MEASURED = 77  # exit code of a script on a machine that lacks what every variant needs
 ADDRESS = "127.0.0.1:8000"  # where mkdocs serves, unless told otherwise
@@ -175,6 +175,20 @@ def docs(session: nox.Session) -> None:
     run(session, "-m", "mkdocs", action, "--strict", *more, NO_MKDOCS_2_WARNING="1")
 
 
+@nox.session(venv_backend="none", requires=["env-dev"])
+def browser(session: nox.Session) -> None:
+    """Build the documentation and use it in Chromium: search, copying, phone, keyboard, dark scheme, links; arguments go to pytest."""
+    if not shutil.which(os.environ.get("CHROMIUM", "chromium")):
+        session.error("no Chromium: apt-get install chromium, or set CHROMIUM to the path of one")
+    if in_environment:
+        install(session, [REQUIREMENTS_BROWSER, REQUIREMENTS_DEV, REQUIREMENTS], ["-q", "-r", REQUIREMENTS_BROWSER])
+    need(session, "mkdocs", "material", "msgspec", "yaml", "pytest", "pytest_playwright", "axe_playwright_python")
+    run(session, "-m", "ddp_pitfalls", "evidence")
+    run(session, "-m", "mkdocs", "build", "--strict", NO_MKDOCS_2_WARNING="1")
+    folder = "tests/browser"  # apart from the other tests: neither their guards nor torch are wanted here
+    run(session, "-m", "pytest", "--confcutdir", folder, folder, *session.posargs)
+
+
 def refuse_taken(session: nox.Session, arguments: Sequence[str]) -> None:
     """End the session before the build where somebody else serves at the address."""
     given = " ".join(arguments).replace("=", " ").split()
@@ -214,7 +228,7 @@ def versions(session: nox.Session, release: dict[str, Any]) -> None:
         theirs = str(Path(folder, "bin", "python"))
         pins = [f"torch=={release['torch']}", f"lightning=={release['lightning']}", *release["others"], *ENVIRONMENTS["core"]["packages"]]
         session.run(theirs, "-m", "pip", "install", "-q", "--no-cache-dir", *pins, external=True)
-        session.run(theirs, "-m", "ddp_pitfalls", "record", "--once", *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
+        session.run(theirs, "-m", "ddp_pitfalls", "record", *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -31,7 +31,7 @@ def main() -> int:
     run.add_argument("--json", action="store_true", help="for programs")
     run.set_defaults(command=_run)
     record = commands.add_parser("record", parents=[runs], help="run pairs and write results/<environment>.json")
-    record.add_argument("--once", action="store_true", help="do not run all again in spawned ranks, which takes minutes")
+    record.add_argument("--spawn", action="store_true", help="run all again in spawned ranks, which takes minutes; the verdicts must agree")
     record.add_argument("--replace", action="store_true", help="record a pitfall that was as documented and is not any more")
     record.set_defaults(command=_record)
     evidence = commands.add_parser("evidence", help="write the generated parts of the pages to build/evidence/")
@@ -66,8 +66,8 @@ def _record(arguments: argparse.Namespace) -> int:
     from ddp_pitfalls.record import record
 
     with processes.temporary_files():
-        asked, once = _asked(arguments), arguments.once
-        return record(arguments.root, arguments.ids, asked, arguments.jobs, replace=arguments.replace, spawn=not once)
+        options = {"replace": arguments.replace, "spawn": arguments.spawn}
+        return record(arguments.root, arguments.ids, _asked(arguments), arguments.jobs, **options)
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:

@@ -18,13 +18,14 @@ from ddp_pitfalls.runner import WARM
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for whoever edits while the tests run."""
-    parser.addoption("--shared-tree", action="store_true", help="somebody writes into the repository meanwhile: do not look there")
+    says = "somebody else writes into the repository or the shared memory meanwhile: look for no new files there"
+    parser.addoption("--shared-tree", action="store_true", help=says)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Apply the option."""
     if config.getoption("--shared-tree"):
-        support.repository.clear()
+        support.shared_folders.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

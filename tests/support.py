@@ -29,7 +29,7 @@ from ddp_pitfalls.supervise import PATIENCE
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 SHARED_MEMORY = Path("/dev/shm")
 NOT_OURS = {".git", ".nox", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__", "build", "site"}  # as in .gitignore
-repository = [ROOT]  # empty while somebody else writes there: pytest --shared-tree
+shared_folders = [ROOT, SHARED_MEMORY]  # none with pytest --shared-tree, while somebody else writes there too
 CLEAN_UP = 20.0  # seconds for what ends by itself: a rank whose supervisor was killed while it imported torch, on a busy machine
 
 
@@ -162,7 +162,7 @@ def _listening() -> dict[str, str]:
 
 def _files() -> Iterator[Path]:
     """The files in the temporary folder, the shared memory and the repository."""
-    for root in (Path(tempfile.gettempdir()), SHARED_MEMORY, *repository):
+    for root in (Path(tempfile.gettempdir()), *shared_folders):
         for folder, inner, names in os.walk(root):
             inner[:] = [name for name in inner if root != ROOT or not (name in NOT_OURS or name.endswith(".egg-info"))]
             yield from (Path(folder, name) for name in (*inner, *names))

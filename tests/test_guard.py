@@ -105,7 +105,7 @@ NEEDS_LINUX = {"process", "orphan", "port", "file in the shared memory"}
 def test_what_is_left_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in NEEDS_LINUX and sys.platform != "linux":
         pytest.skip("needs /proc and /dev/shm")
-    monkeypatch.setattr(support, "repository", [ROOT])
+    monkeypatch.setattr(support, "shared_folders", [ROOT, support.SHARED_MEMORY])
     before = support.belongings()
     with LEAKS[name]() as left:
         assert left in support.left_since(before, patience=0.0)

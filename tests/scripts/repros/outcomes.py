@@ -6,8 +6,6 @@ import os
 from ddp_pitfalls.launch import main, variant
 from ddp_pitfalls.measure import AnyOther, Dies, Measurement
 
-faulthandler.enable()  # as some do: what ranks write does not end up on the screen
-
 
 @variant
 def as_documented(fabric):
@@ -42,4 +40,5 @@ def in_a_later_release(fabric):
 
 
 if __name__ == "__main__":
+    faulthandler.enable(os.dup(2))  # as test runners do; what a rank writes when it dies must not end up on the screen all the same
     main()
