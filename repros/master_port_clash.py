@@ -1,5 +1,6 @@
 """Two jobs on one machine that ask for one fixed MASTER_PORT: the second one does not start."""
 
+import logging
 import os
 import signal
 import tempfile
@@ -25,8 +26,10 @@ FROM_LAUNCHER = ("GROUP_", "LOCAL_", "MASTER_", "NODE_", "RANK", "ROLE_", "TORCH
 @contextmanager
 def own_job():
     """Make each rank a job of its own: it leaves the group of all ranks, and forgets what their launcher told it."""
+    dist.barrier()  # rank 0 has the store of the group, and takes it away when all are through with it
     dist.destroy_process_group()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that nobody supervises
+    logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # it logs that it ends what is left of a job
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FROM_LAUNCHER)}
     with patch.dict(os.environ, {**kept, "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}, clear=True):
         yield

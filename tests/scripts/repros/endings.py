@@ -148,8 +148,8 @@ def moves_on(fabric):
 
 def step_of_training(depth):
     """Stand somewhere else at every look."""
-    time.sleep(0.01)
-    if depth < 50:
+    time.sleep(0.02)
+    if depth < 90:
         step_of_training(depth + 1)
 
 
