@@ -69,7 +69,8 @@ def project(tmp_path: Path) -> Path:
     write(root / "tools" / "pip" / "__main__.py", PIP)
     for name in ("requirements.txt", "requirements-dev.txt", "pyproject.toml"):
         write(root / name, "# nothing\n")
-    shutil.copy(ROOT / "noxfile.py", root)
+    for name in ("noxfile.py", "environments.toml"):
+        shutil.copy(ROOT / name, root)
     return root
 
 
