@@ -233,10 +233,11 @@ def versions(session: nox.Session, release: dict[str, Any]) -> None:
 
 @nox.session(venv_backend="none", requires=["env"])
 def benchmark(session: nox.Session) -> None:
-    """Measure what starting a script costs, as ratios: against importing torch and lightning, and through nox."""
+    """Measure what a script costs by hand, through nox and in the warm process of the whole catalogue, as ratios."""
     need(session, "torch", "lightning")
     nox_here = [sys.executable, "-m", "nox", *([] if in_environment else ["--no-venv"])]
     run(session, "benchmarks/start.py", *session.posargs, NOX=shlex.join(nox_here))
+    run(session, "benchmarks/catalogue.py")
 
 
 @nox.session(venv_backend="none", requires=["env"])
