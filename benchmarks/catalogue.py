@@ -1,4 +1,4 @@
-"""What the catalogue costs from one warm process, against its scripts by hand and against fewer ranks. Called by ``nox -s benchmark``.
+"""What the catalogue costs from one warm process, against its scripts by hand and against fewer ranks. For ``nox -s benchmark``."""
 
 from __future__ import annotations
 
