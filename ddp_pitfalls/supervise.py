@@ -40,6 +40,7 @@ class Rank:
     err: int
     stacks: int
     main_thread: int | None = None  # set once the rank has entered the variant
+    outermost: str = ""  # how a dump of its threads ends: with the last frame of the main thread
     skip: tuple[int, int] = (0, 0)  # what stood in out and err by then
     notices: list[Notice] = field(default_factory=list)
     ended: Ended | None = None
@@ -132,6 +133,7 @@ def _note(ranks: Sequence[Rank], rank: Rank, message: tuple[Any, ...]) -> None:
                     _say(other, port)
         case ("entered", main_thread, out, err):
             rank.main_thread, rank.skip = main_thread, (out, err)
+            rank.outermost = _read(rank.stacks).rstrip().rpartition("\n")[2]
         case ("notice", notice):
             rank.notices.append(notice)
         case ("ended", ended):
@@ -269,13 +271,13 @@ def ask(rank: Rank) -> list[str]:
         os.kill(rank.process.pid, STACK_SIGNAL)
     except ProcessLookupError:
         return []
-    size, deadline = start, time.monotonic() + 1.0
+    deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
         time.sleep(0.01)
-        before, size = size, os.fstat(rank.stacks).st_size
-        if size > start and size == before:
-            break
-    return main_thread_frames(_read(rank.stacks, start), rank.main_thread or 0)
+        dump = _read(rank.stacks, start).rstrip()
+        if dump.endswith((rank.outermost, "\n  ...")):  # whole; the second is for stacks of more than a hundred frames
+            return main_thread_frames(dump, rank.main_thread or 0)
+    return []
 
 
 def main_thread_frames(dump: str, ident: int) -> list[str]:

@@ -41,14 +41,18 @@ def train(model, optimizer, batch, steps=2):
 
 
 def trained(fabric, net):
-    """The weights after two steps, against training in one process on the batches of all ranks."""
+    """The weights of the used layers after two steps, against training in one process on the batches of all ranks."""
+
+    def used(net):
+        return weights(nn.Sequential(net.second, net.third))
 
     def alone(*ranks):
         net = Net()
         train(net, sgd(net.parameters()), inputs(*ranks))
-        return weights(net)
+        return used(net)
 
-    return Measurement("weights after two steps", weights(net), alone(*range(fabric.world_size)), alone(fabric.global_rank))
+    quantity = "weights of the second and the third layer after two steps"
+    return Measurement(quantity, used(net), alone(*range(fabric.world_size)), alone(fabric.global_rank))
 
 
 def averaged(fabric, net, broken, width=8):

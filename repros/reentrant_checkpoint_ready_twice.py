@@ -46,6 +46,12 @@ def loss(model, inputs):
     return model(inputs).square().mean()
 
 
+def backward(fabric, model, tasks=1):
+    """One forward for each task, and one backward."""
+    losses = [loss(model, batch(fabric.global_rank, task).to(fabric.device)) for task in range(tasks)]
+    fabric.backward(sum(losses))
+
+
 def gradient(*modules):
     return torch.cat([parameter.grad.flatten().cpu() for module in modules for parameter in module.parameters()])
 
@@ -81,7 +87,7 @@ def two_tasks(chain):
 def with_ddp(fabric):
     net = Checkpointed(*layers()).to(fabric.device)
     model = DistributedDataParallel(net, **FLAG)
-    loss(model, batch(fabric.global_rank).to(fabric.device)).backward()
+    backward(fabric, model)
     return compared(fabric, net, one_task(net))
 
 
@@ -89,7 +95,7 @@ def with_ddp(fabric):
 def with_fabric(fabric):
     net = Checkpointed(*layers())
     model = fabric_with(fabric, **FLAG).setup(net)
-    fabric.backward(loss(model, batch(fabric.global_rank).to(fabric.device)))
+    backward(fabric, model)
     return compared(fabric, net, one_task(net))
 
 
@@ -113,10 +119,10 @@ def with_trainer(fabric):
 
 
 @variant
-def two_forwards(fabric):  # two tasks, one backward; without the flag
+def two_forwards(fabric):  # without the flag
     net = Checkpointed(*layers()).to(fabric.device)
     model = DistributedDataParallel(net)
-    sum(loss(model, batch(fabric.global_rank, task).to(fabric.device)) for task in range(2)).backward()
+    backward(fabric, model, tasks=2)
     return compared(fabric, net, two_tasks(net))
 
 
@@ -125,7 +131,7 @@ def two_forwards_with_a_head(fabric):  # a layer that is not checkpointed keeps 
     chain = layers(3)
     net = nn.Sequential(Checkpointed(*chain[:2]), chain[2]).to(fabric.device)
     model = DistributedDataParallel(net)
-    sum(loss(model, batch(fabric.global_rank, task).to(fabric.device)) for task in range(2)).backward()
+    backward(fabric, model, tasks=2)
     return compared(fabric, net, two_tasks(chain))
 
 
@@ -134,7 +140,7 @@ def layer_used_twice(fabric):
     chain = layers(1) * 2
     net = Checkpointed(*chain).to(fabric.device)
     model = DistributedDataParallel(net)
-    loss(model, batch(fabric.global_rank).to(fabric.device)).backward()
+    backward(fabric, model)
     return compared(fabric, net, lambda rank: alone(chain, batch(rank)))
 
 

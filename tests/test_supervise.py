@@ -14,6 +14,7 @@ from support import SCRIPTS, Finished, judged, run_script, start_script, until
 
 from ddp_pitfalls import supervise
 from ddp_pitfalls.measure import CRASHED, FIX, FIXED, NOT_REPRODUCED, REPRODUCED, Ended, Verdict
+from ddp_pitfalls.supervise import PATIENCE
 
 METHODS = ("fork", "forkserver") if sys.platform == "linux" else ("forkserver",)
 SHORT = 2.5  # seconds of patience where the test is about a hang that is not documented
@@ -121,11 +122,10 @@ def test_a_hang_where_none_is_documented() -> None:
     assert (verdict.word, verdict.why) == (CRASHED, "hangs: rank 0 is stuck at `dist.barrier()`; rank 1 measured broken")
 
 
-@pytest.mark.parametrize(
-    ("variant", "method"), [*(("one_sleeps", method) for method in METHODS), ("one_is_busy", METHODS[0]), ("one_is_busy_in_c", METHODS[0])]
-)
-def test_one_rank_stuck_outside_any_collective(variant: str, method: str) -> None:
-    verdict = judged("endings", variant, method=method)
+@pytest.mark.parametrize(("variant", "patience"), [("one_sleeps", PATIENCE), ("one_is_busy", SHORT)])
+def test_one_rank_stuck_outside_any_collective(variant: str, patience: float, method: str) -> None:
+    """One that computes may come to an end, and is only called stuck when all patience is over."""
+    verdict = judged("endings", variant, method=method, patience=patience)
     assert verdict.word == REPRODUCED, verdict.why
     assert how(verdict) == ["stuck", "stuck"]
 
