@@ -32,6 +32,7 @@ from ddp_pitfalls.script import load
 STACK_SIGNAL = signal.SIGUSR2  # Lightning keeps SIGUSR1 for SLURM
 CHATTER = ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning", "torch.distributed")
 AGEING = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)  # notices about an API, not about a mistake
+OF_THE_MACHINE = r"This DataLoader will create \d+ worker process"  # advice that depends on the number of cores
 GROUP_TIMEOUT = 1800.0  # seconds, torch's default with gloo: the supervisor is the one that finds a hang
 
 
@@ -174,3 +175,4 @@ def hear_warnings(notice: Callable[[Notice], None]) -> None:
     warnings.showwarning = show
     for category in AGEING:
         warnings.simplefilter("ignore", category)
+    warnings.filterwarnings("ignore", OF_THE_MACHINE)

@@ -100,7 +100,8 @@ def site(root: Path) -> Path:
         shutil.copy(ROOT / name, root / name)
     shutil.copytree(ROOT / "docs" / "assets", root / "docs" / "assets")
     for path in (ROOT / "docs").glob("*.md"):
-        shutil.copy(path, root / "docs" / path.name)
+        text = re.sub(r"\]\(pitfalls/[\w-]+\.md", "](pitfalls.md", path.read_text())  # those that prose names are not here
+        (root / "docs" / path.name).write_text(text)
     (root / "ddp_pitfalls").mkdir()
     shutil.copy(ROOT / "ddp_pitfalls" / "checks.py", root / "ddp_pitfalls" / "checks.py")
     return root

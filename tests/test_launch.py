@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS, Finished, python, run_script, verdict_lines
+from support import SCRIPTS, Finished, run_script, verdict_lines
 
 from ddp_pitfalls import hardware
 from ddp_pitfalls.catalogue import ROOT
@@ -111,10 +111,8 @@ def test_a_need_that_nobody_knows() -> None:
 
 
 def test_a_torch_operation_at_the_top_level() -> None:
-    """As a plain script: the threads of the process count from its start."""
-    finished = python(SCRIPTS / "repros" / "early_operation.py")
     message = "a torch operation ran before main(), and forked ranks would block for ever: move it into a variant\n"
-    assert finished == Finished(2, "", message)
+    assert run_script(SCRIPTS / "repros" / "early_operation.py") == Finished(2, "", message)
 
 
 def test_a_script_outside_repros_and_fixes(tmp_path: Path) -> None:

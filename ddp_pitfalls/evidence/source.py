@@ -86,7 +86,8 @@ def fixed_code(repro: str, fix: str, path: Path) -> dict[str, str]:
     """What the fix does, by function: the body of each variant that is not as in the repro, and other such functions whole."""
     before, after = _functions(repro, path), _functions(fix, path)
     names = {v.name for v in variants(fix, path)}
-    changed = {name: text for name, text in after.items() if before.get(name) != text}
+    protected = {v.name for v in variants(fix, path) if v.protects}  # nothing in them is a fix
+    changed = {name: text for name, text in after.items() if before.get(name) != text and name not in protected}
     chosen = changed or {name: after[name] for name in names}
     return {name: _body(text) if name in names else text for name, text in chosen.items()}
 

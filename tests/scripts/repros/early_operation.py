@@ -4,7 +4,7 @@ import torch
 
 from ddp_pitfalls.launch import main, variant
 
-torch.set_num_threads(2)  # however many cores there are
+torch.set_num_threads(4)  # however many cores there are
 PRODUCT = torch.ones(999, 999) @ torch.ones(999, 999)
 
 

@@ -1,4 +1,4 @@
-"""What torchrun's ranks meet: a variant that ends, one that hangs, and one that comes after it."""
+"""What torchrun's ranks meet: a variant that fails, one that hangs, and one that comes after it."""
 
 import time
 
@@ -10,10 +10,10 @@ from ddp_pitfalls.measure import Hangs, Measurement
 
 
 @variant
-def ends(fabric):
+def not_any_more(fabric):
     total = torch.ones(1)
     dist.all_reduce(total)
-    return Measurement("sum over the ranks", total, healthy=[1.0], broken=[float(fabric.world_size)])
+    return Measurement("sum over the ranks", total, healthy=[float(fabric.world_size)], broken=[1.0])
 
 
 @variant(Hangs({0: "dist.barrier", 1: "dist.all_reduce"}))
