@@ -25,7 +25,9 @@ def main() -> int:
     runs.add_argument("--ranks", type=int, default=2)
     runs.add_argument("--accelerator", default="auto", choices=["auto", "cuda", "cuda-shared", "cpu"])
     runs.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="scripts at a time (default: one a core)")
-    runs.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="how long to wait for a rank that should not hang")
+    runs.add_argument(
+        "--patience", type=float, default=Asked.patience, metavar="SECONDS", help="how long to wait for a rank that should not hang"
+    )
     runs.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     run = commands.add_parser("run", parents=[runs], help="run pairs and say what is as documented")
     run.add_argument("--json", action="store_true", help="for programs")

@@ -21,6 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from ddp_pitfalls import processes
 
 FORKS = sys.platform == "linux"  # elsewhere a forked process may not use its system's libraries: macOS spawns
+METHOD = "fork" if FORKS else "spawn"  # how ranks are started, unless a variant needs another way
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def gpu_names() -> list[str]:
     if not torch.backends.cuda.is_built():
         return []
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    context: Any = multiprocessing.get_context("fork" if FORKS else "spawn")
+    context: Any = multiprocessing.get_context(METHOD)
     child = context.Process(target=_send_names, args=(sender,))
     with processes.signals_wait():
         child.start()

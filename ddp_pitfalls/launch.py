@@ -119,8 +119,7 @@ def _supervised(script: Script, arguments: argparse.Namespace) -> int:
     print(heading(script, tier, arguments.ranks), flush=True)
     verdicts = {}
     for one in wanted:
-        method = "fork" if hardware.FORKS else "spawn"
-        verdicts[one.name] = verdict_on(script, one, tier, arguments.ranks, method, arguments.patience)
+        verdicts[one.name] = verdict_on(script, one, tier, arguments.ranks, hardware.METHOD, arguments.patience)
         print(report(one, verdicts[one.name]), flush=True)
     print(conclusion(script, list(verdicts.values())))
     return exit_code(list(verdicts.values()))

@@ -316,8 +316,3 @@ def lost(old: PairResult, new: PairResult) -> list[str]:
 
 def _undigited(text: str) -> str:
     return "".join(c for c in text if not c.isdigit())
-
-
-def verified(recorded: Sequence[Results], id: str) -> list[tuple[Environment, PairResult]]:
-    """The environments that have a record of a pitfall."""
-    return [(r.environment, r.pitfalls[id]) for r in recorded if id in r.pitfalls]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_pitfalls import processes
 from ddp_pitfalls.measure import CRASHED, NOT_MEASURED, NOT_REPRODUCED, REPRO, Verdict
-from ddp_pitfalls.results import Environment, VariantResult, kind_name, variant_result
+from ddp_pitfalls.results import Environment, VariantResult, variant_result
 
 if TYPE_CHECKING:
     from ddp_pitfalls.hardware import Tier
@@ -30,7 +30,7 @@ class Asked:
 
     ranks: int = 2
     accelerator: str = "auto"
-    method: str = "fork"
+    method: str = ""  # how ranks are started; nothing for the way of this system
     patience: float = 30.0  # seconds, as in supervise
 
 
@@ -42,7 +42,6 @@ class Outcome:
     verdict: Verdict
     report: str
     seconds: float
-    kind: str
     kept: VariantResult
     news: str = ""
 
@@ -169,25 +168,24 @@ def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome]:
 
     script = load(path)
     launch.refuse_threads()
-    tier = hardware.choose(asked.accelerator, asked.ranks, hardware.count_gpus())
-    yield environment(tier, asked.ranks)
+    gpus = hardware.gpu_names()
+    tier = hardware.choose(asked.accelerator, asked.ranks, len(gpus))
+    yield environment(tier, asked.ranks, gpus)
     for variant in script.variants.values():
         began = time.monotonic()
-        verdict = launch.verdict_on(script, variant, tier, asked.ranks, asked.method, asked.patience)
+        verdict = launch.verdict_on(script, variant, tier, asked.ranks, asked.method or hardware.METHOD, asked.patience)
         seconds = time.monotonic() - began
         news = news_of(verdict, hardware.versions()) if script.side == REPRO else ""
         kept = variant_result(variant.kind, verdict, bool(variant.varies), variant.protects)
-        yield Outcome(variant.name, verdict, report(variant, verdict), seconds, kind_name(variant.kind), kept, news)
+        yield Outcome(variant.name, verdict, report(variant, verdict), seconds, kept, news)
 
 
-def environment(tier: Tier, ranks: int) -> Environment:
+def environment(tier: Tier, ranks: int, gpus: Sequence[str]) -> Environment:
     """What the ranks of this process run on, as a results file names it."""
     from ddp_pitfalls import hardware
 
     here = hardware.versions()
-    devices = f"{os.cpu_count()} CPU cores"
-    if tier.accelerator == "cuda":
-        devices = ", ".join(hardware.gpu_names())
+    devices = ", ".join(gpus) if tier.accelerator == "cuda" else f"{os.cpu_count()} CPU cores"
     return Environment(here["torch"], here["lightning"], tier.name, tier.backend, ranks, here["python"], f"{platform.machine()}, {devices}")
 
 

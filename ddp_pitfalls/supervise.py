@@ -46,10 +46,6 @@ class Rank:
     ended: Ended | None = None
 
 
-class Stopped(Exception):
-    """A rank did not get as far as the variant."""
-
-
 def supervise(job: Job, kind: Kind, method: str, patience: float = PATIENCE) -> list[Ended]:
     """Run a variant on its ranks and say how each ended.
 
@@ -89,13 +85,12 @@ def _clean_up(ranks: Sequence[Rank], folder: processes.Folder) -> None:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
-    for rank in ranks:
-        if rank.ended is not None and rank.ended.how == "measured":
-            _say(rank, "leave")
+    released = [r for r in ranks if r.ended is not None and r.ended.how == "measured"]
+    for rank in released:
+        _say(rank, "leave")
     deadline = time.monotonic() + LEAVE
-    for rank in ranks:
-        if rank.ended is not None and rank.ended.how == "measured":
-            rank.process.join(max(0.0, deadline - time.monotonic()))
+    for rank in released:
+        rank.process.join(max(0.0, deadline - time.monotonic()))
     for rank in ranks:
         if rank.process.pid is not None:
             processes.kill_group(rank.process)

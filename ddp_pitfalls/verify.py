@@ -61,7 +61,7 @@ def _print(runs: Sequence[ScriptRun]) -> None:
     table.add_column("seconds", justify="right")
     for id in dict.fromkeys(script.pitfall for script in runs):
         sides = {script.side: script for script in runs if script.pitfall == id}
-        kinds = ", ".join(dict.fromkeys(o.kind for o in sides[REPRO].outcomes))
+        kinds = ", ".join(dict.fromkeys(o.kept.kind for o in sides[REPRO].outcomes))
         seconds = sum(o.seconds for script in sides.values() for o in script.outcomes)
         table.add_row(id, kinds, _summary(sides[REPRO]), _summary(sides[FIX]), f"{seconds:.1f}")
     console.print(table)
@@ -92,7 +92,7 @@ def _plain(script: ScriptRun) -> dict[str, Any]:
     variants = [
         {
             "variant": o.variant,
-            "kind": o.kind,
+            "kind": o.kept.kind,
             "verdict": o.verdict.word,
             "why": o.verdict.why,
             "news": o.news,

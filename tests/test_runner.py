@@ -40,7 +40,7 @@ FAULTS = {  # what a variant of a repro does, and what is said of it
     "one-rank-killed": ("if fabric.global_rank == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n    fabric.barrier()", "SIGKILL"),
     "all-ranks-killed": ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     "leaves": ("os._exit(0)", "left in the variant with exit code 0"),
-    "never-returns": ("while True:\n        pass", "hangs"),
+    "never-returns": ("while True:\n        time.sleep(1000)", "hangs"),
     "raises": ('raise ValueError("this one")', "raised ValueError at `raise ValueError"),
     "prints-a-megabyte": ('print("x" * 1_000_000)\n    sys.stderr.write("y" * 1_000_000)\n    raise OSError("after it")', "after it"),
     "starts-a-child": ('subprocess.Popen(["sleep", "1000"])\n    raise OSError("its child runs")', "its child runs"),
