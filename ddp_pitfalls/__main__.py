@@ -12,19 +12,20 @@ from pathlib import Path
 
 from ddp_pitfalls import processes
 from ddp_pitfalls.catalogue import ROOT, Unknown
+from ddp_pitfalls.measure import NO_SUCH_THING
 from ddp_pitfalls.results import BadResults
-from ddp_pitfalls.runner import Asked
+from ddp_pitfalls.runner import JOBS, Asked, NotHere
 
 
 def main() -> int:
-    """Run a command; a problem that the reader can mend is one line and exit code 2."""
+    """Run a command; a problem that the reader can mend is one line."""
     parser = argparse.ArgumentParser(prog="python -m ddp_pitfalls", description="Run, record and show the catalogue.")
     commands = parser.add_subparsers(required=True, metavar="command")
     runs = argparse.ArgumentParser(add_help=False)
     runs.add_argument("ids", nargs="*", metavar="pitfall", help="default: all")
     runs.add_argument("--ranks", type=int, default=2)
     runs.add_argument("--accelerator", default="auto", choices=["auto", "cuda", "cuda-shared", "cpu"])
-    runs.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="scripts at a time (default: one a core)")
+    runs.add_argument("--jobs", type=int, default=JOBS, help="scripts at a time (default: four more than cores)")
     runs.add_argument(
         "--patience", type=float, default=Asked.patience, metavar="SECONDS", help="how long to wait for a rank that should not hang"
     )
@@ -46,9 +47,9 @@ def main() -> int:
     processes.raise_on_sigterm()
     try:
         return command(arguments)
-    except (Unknown, BadResults, processes.NoRoom) as error:
+    except (Unknown, BadResults, NotHere, processes.NoRoom) as error:
         print(error, file=sys.stderr)
-        return 2
+        return NO_SUCH_THING
     except KeyboardInterrupt:
         print("interrupted; every rank has been ended", file=sys.stderr)
         return 128 + signal.SIGINT

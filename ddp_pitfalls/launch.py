@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_pitfalls import hardware, processes, torchrun
-from ddp_pitfalls.measure import NOT_MEASURED, Verdict, judge
+from ddp_pitfalls.measure import NO_SUCH_THING, NOT_AS_EXPECTED, NOT_MEASURED, Verdict, judge
 from ddp_pitfalls.rank import Job
-from ddp_pitfalls.report import NO_SUCH_THING, NOT_AS_EXPECTED, conclusion, exit_code, heading, report
+from ddp_pitfalls.report import conclusion, exit_code, heading, report
 from ddp_pitfalls.script import BadScript, Script, Variant, load, variant
 from ddp_pitfalls.supervise import PATIENCE, supervise
 

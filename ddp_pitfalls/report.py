@@ -1,14 +1,21 @@
-"""What a reader sees of verdicts on the screen, and the exit codes."""
+"""What a reader sees of verdicts on the screen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ddp_pitfalls import hardware
-from ddp_pitfalls.measure import AS_DOCUMENTED, NOT_MEASURED, REPRO, Verdict, shown
+from ddp_pitfalls.measure import (
+    AS_DOCUMENTED,
+    AS_EXPECTED,
+    NOT_AS_EXPECTED,
+    NOT_MEASURED,
+    NOTHING_MEASURED,
+    REPRO,
+    Verdict,
+    shown,
+)
 from ddp_pitfalls.script import Script, Variant
-
-AS_EXPECTED, NOT_AS_EXPECTED, NO_SUCH_THING, NOTHING_MEASURED = 0, 1, 2, 77  # exit codes
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
@@ -62,5 +69,5 @@ def conclusion(script: Script, verdicts: Sequence[Verdict]) -> str:
     """The last line: whether the page is still right."""
     counts = {word: sum(v.word == word for v in verdicts) for word in dict.fromkeys(v.word for v in verdicts)}
     told = ", ".join(f"{n} {word}" for word, n in counts.items())
-    names = {0: "as documented", 1: "NOT as documented", NOTHING_MEASURED: "nothing could be measured here"}
+    names = {AS_EXPECTED: "as documented", NOT_AS_EXPECTED: "NOT as documented", NOTHING_MEASURED: "nothing could be measured here"}
     return f"{script.side}/{script.path.name}: {names[exit_code(verdicts)]} ({told})"

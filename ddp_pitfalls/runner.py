@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from ddp_pitfalls.hardware import Tier
 
 WARM = ("ddp_pitfalls.launch", "lightning.pytorch")  # what the warm process imports
+JOBS = (os.cpu_count() or 1) + 4  # scripts at a time: those that show a hang only wait
 SILENCE = 300.0  # seconds without a word from a script, over which a variant may not take, after which it is ended
+
+
+class NotHere(Exception):
+    """What was asked for is not on this machine, for no script; the message says what there is."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class ScriptRun:
 def run(scripts: Sequence[tuple[str, Path]], asked: Asked, jobs: int) -> Iterator[ScriptRun]:
     """Run scripts, ``jobs`` at a time, each in a process of its own, and yield every one when it has ended.
 
-    Whatever a script does, the others go on; when this process ends, all of them and their ranks end.
+    Whatever a script does, the others go on; when this process ends, all of them and their ranks end. Raises NotHere where the
+    machine lacks what was asked for.
     """
     waiting = [ScriptRun(pitfall, path) for pitfall, path in scripts]
     with _running() as running:
@@ -125,6 +131,8 @@ def _hear(process: _Process) -> None:
         message = process.receiver.recv()
     except (EOFError, OSError):
         message = "its process was ended from outside, or left without a word"
+    if isinstance(message, NotHere):
+        raise message
     if isinstance(message, Outcome):
         process.run.outcomes.append(message)
     elif isinstance(message, Environment):
@@ -161,7 +169,7 @@ def perform(path: Path, asked: Asked, sender: Connection) -> None:
     os._exit(0)
 
 
-def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome]:
+def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome | NotHere]:
     from ddp_pitfalls import hardware, launch
     from ddp_pitfalls.report import report
     from ddp_pitfalls.script import load
@@ -169,7 +177,11 @@ def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome]:
     script = load(path)
     launch.refuse_threads()
     gpus = hardware.gpu_names()
-    tier = hardware.choose(asked.accelerator, asked.ranks, len(gpus))
+    try:
+        tier = hardware.choose(asked.accelerator, asked.ranks, len(gpus))
+    except hardware.Absent as error:
+        yield NotHere(str(error))
+        return
     yield environment(tier, asked.ranks, gpus)
     for variant in script.variants.values():
         began = time.monotonic()

@@ -13,11 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from ddp_pitfalls.catalogue import chosen, find
-from ddp_pitfalls.measure import FIX, NOT_MEASURED, REPRO
+from ddp_pitfalls.measure import AS_EXPECTED, FIX, NOT_AS_EXPECTED, NOT_MEASURED, NOTHING_MEASURED, REPRO
 from ddp_pitfalls.record import scripts_of
 from ddp_pitfalls.runner import Asked, ScriptRun, run
-
-AS_DOCUMENTED, NOT_AS_DOCUMENTED, NOTHING_MEASURED = 0, 1, 77
 
 
 def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: bool) -> int:
@@ -26,9 +24,9 @@ def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: boo
     Returns 0 where all that was measured is as documented, 1 where it is not, 77 where nothing could be measured.
     """
     scripts = scripts_of(chosen(find(root), ids))
-    progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True, disable=as_json
-    )
+    screen = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    progress = Progress(*columns, console=screen, transient=True, disable=as_json or not screen.is_terminal)
     runs = []
     with progress:
         task = progress.add_task("starting", total=len(scripts))
@@ -42,9 +40,9 @@ def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: boo
     else:
         _print(runs)
     if any(not script.as_documented for script in runs):
-        return NOT_AS_DOCUMENTED
+        return NOT_AS_EXPECTED
     measured = any(o.verdict.word != NOT_MEASURED for script in runs for o in script.outcomes)
-    return AS_DOCUMENTED if measured else NOTHING_MEASURED
+    return AS_EXPECTED if measured else NOTHING_MEASURED
 
 
 def _print(runs: Sequence[ScriptRun]) -> None:

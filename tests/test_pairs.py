@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import os
 import re
 import tokenize
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from ddp_pitfalls.catalogue import ROOT, Unknown, find, front
 from ddp_pitfalls.evidence import source
 from ddp_pitfalls.measure import AS_DOCUMENTED, FIX, NOT_MEASURED, REPRO, Kind, Measurement, judge, same
 from ddp_pitfalls.record import pairs, scripts_of
-from ddp_pitfalls.runner import Asked, Outcome, ScriptRun, run
+from ddp_pitfalls.runner import JOBS, Asked, Outcome, ScriptRun, run
 from ddp_pitfalls.script import load
 
 CATALOGUE = find()
@@ -69,10 +68,10 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def ran(request: pytest.FixtureRequest, workplace: None) -> dict[str, Ran]:
-    """The pitfalls of the tests that were chosen, all of them run once, with a script on every core."""
+    """The pitfalls of the tests that were chosen, all of them run once."""
     ids = {item.callspec.params.get("id") for item in request.session.items if hasattr(item, "callspec")}
     chosen = [one for id, one in CATALOGUE.items() if id in ids and one.repro.is_file() and one.fix.is_file()]
-    scripts = list(run(scripts_of(chosen), Asked(), jobs=os.cpu_count() or 1))
+    scripts = list(run(scripts_of(chosen), Asked(), jobs=JOBS))
     return {one.id: Ran({script.side: script for script in scripts if script.pitfall == one.id}) for one in chosen}
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import Finished
 
 from ddp_pitfalls.catalogue import ROOT, find
 from ddp_pitfalls.measure import FIX, REPRO
@@ -26,23 +30,39 @@ def test_a_pattern_stands_alone(stem: str, name: str) -> None:
     assert name in names((ROOT / REPRO / f"{stem}.py").read_text(encoding="utf-8")), f"the repro has no counterpart of {name}"
 
 
+@pytest.fixture(scope="module")
+def warm(workplace: None) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs scripts without this project; see ``tests/warm.py``."""
+    command = [sys.executable, Path(__file__).with_name("warm.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("stem", WITH_PATTERNS)
-def test_the_patterns_work(stem: str, tmp_path: Path) -> None:
+def test_the_patterns_work(stem: str, tmp_path: Path, warm: subprocess.Popen[str]) -> None:
     user = USERS / f"{stem}.py"
     cut = names((ROOT / FIX / f"{stem}.py").read_text(encoding="utf-8"))
     assert user.is_file(), f"fixes/{stem}.py has patterns to copy ({', '.join(cut)}): write tests/patterns/{stem}.py, which uses them"
-    done = use(user, [pattern((ROOT / FIX / f"{stem}.py").read_text(encoding="utf-8"), name) for name in cut], tmp_path)
-    assert done.returncode == 0, f"{user}:\n{done.stdout}{done.stderr}"
+    done = use(user, [pattern((ROOT / FIX / f"{stem}.py").read_text(encoding="utf-8"), name) for name in cut], tmp_path, warm)
+    assert done.code == 0, f"{user}:\n{done.out}{done.err}"
 
 
-def use(user: Path, patterns: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def use(user: Path, patterns: list[str], folder: Path, warm: subprocess.Popen[str]) -> Finished:
     """Run a script beside ``pattern.py`` in a folder where ``ddp_pitfalls`` is a module that cannot be imported."""
+    assert warm.stdin is not None and warm.stdout is not None
     script = folder / user.name
-    script.write_text(user.read_text(encoding="utf-8"), encoding="utf-8")
+    if script != user:
+        script.write_text(user.read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "pattern.py").write_text("\n\n".join(patterns), encoding="utf-8")
     (folder / "ddp_pitfalls.py").write_text('raise ImportError("a pattern must work without this project")\n', encoding="utf-8")
-    environment = {**os.environ, "TMPDIR": str(folder)}  # torch.multiprocessing leaves the file with the error of a process there
-    return subprocess.run([sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    warm.stdin.write(f"{script}\n")
+    warm.stdin.flush()
+    ready, _, _ = select.select([warm.stdout], [], [], 240)
+    assert ready, f"{user} has not ended within 240 seconds"
+    return Finished(int(warm.stdout.readline()), *((folder / name).read_text() for name in ("out", "err")))
 
 
 def test_every_user_has_patterns() -> None:
@@ -58,12 +78,12 @@ def test_every_user_has_patterns() -> None:
         ("import ddp_pitfalls", "ImportError"),
     ],
 )
-def test_a_failing_use_is_seen(text: str, message: str, tmp_path: Path) -> None:
+def test_a_failing_use_is_seen(text: str, message: str, tmp_path: Path, warm: subprocess.Popen[str]) -> None:
     user = tmp_path / "some.py"
     user.write_text(f"import pattern\n{text}\n")
-    done = use(user, ["def double(x):\n    return 2 * x\n"], tmp_path)
-    assert (done.returncode == 0) is (message == "")
-    assert message in done.stderr
+    done = use(user, ["def double(x):\n    return 2 * x\n"], tmp_path, warm)
+    assert (done.code == 0) is (message == "")
+    assert message in done.err
 
 
 SCRIPT = '''\

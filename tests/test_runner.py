@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from support import python, until
 
+from ddp_pitfalls import results
 from ddp_pitfalls.catalogue import ROOT
 from ddp_pitfalls.measure import CRASHED, FIX, FIXED, REPRO, REPRODUCED
-from ddp_pitfalls.runner import Asked, ScriptRun, run
+from ddp_pitfalls.record import record
+from ddp_pitfalls.runner import Asked, NotHere, ScriptRun, run
 from ddp_pitfalls.verify import verify
 
 HEAD = '''"""A script of the tests."""
@@ -79,6 +83,7 @@ def words(runs: list[ScriptRun]) -> dict[tuple[str, str], str]:
     return {(script.pitfall, script.side): script.outcomes[0].verdict.word for script in runs if script.outcomes}
 
 
+ON_CPU = Asked(accelerator="cpu")
 GOOD_WORDS = {("good", REPRO): REPRODUCED, ("good", FIX): FIXED}
 
 
@@ -159,6 +164,38 @@ def test_an_unknown_id_gets_the_nearest_names() -> None:
     done = python("-m", "ddp_pitfalls", "run", "ddp-cpu-mov")
     assert (done.code, done.out) == (2, "")
     assert done.err == "no pitfall is called 'ddp-cpu-mov': did you mean ddp-cpu-move?\n"
+
+
+def recorded(root: Path, asked: Asked = ON_CPU) -> int:
+    return record(root, [], asked, jobs=2, replace=False, spawn=False)
+
+
+def test_recording_again_leaves_the_file_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also when another machine and another day had measured it first."""
+    good(tmp_path)
+    assert recorded(tmp_path) == 0
+    assert capsys.readouterr().out.endswith(": written\n")
+    [path] = (tmp_path / "results").iterdir()
+    there = json.loads(path.read_text())
+    there["environment"]["hardware"] = "another machine"
+    there["pitfalls"]["good"]["recorded"] = "2020-02-02"
+    results.write(path.parent, msgspec.convert(there, results.Results))
+    before = path.read_bytes()
+    assert recorded(tmp_path) == 0
+    assert capsys.readouterr().out == f"{path.relative_to(tmp_path)}: unchanged\n"
+    assert path.read_bytes() == before
+
+
+def test_a_tier_that_is_not_here(tmp_path: Path) -> None:
+    """Nobody has so many GPUs: one line for all scripts, before any runs."""
+    good(tmp_path)
+    says = r"^tier cuda with 999 ranks needs 999 GPUs, found \d+ GPUs?: use --accelerator cpu, or fewer --ranks$"
+    with pytest.raises(NotHere, match=says):
+        recorded(tmp_path, Asked(ranks=999, accelerator="cuda"))
+    assert not (tmp_path / "results").exists()
+    done = python("-m", "ddp_pitfalls", "run", "--root", tmp_path, "--accelerator", "cuda", "--ranks", "999")
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(says, done.err.rstrip("\n"))
 
 
 def test_what_no_longer_reproduces_is_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

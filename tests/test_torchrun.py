@@ -7,24 +7,26 @@ import subprocess
 import sys
 
 import pytest
-from support import SCRIPTS, Finished, verdict_lines
+from support import SCRIPTS, Finished, run_script, verdict_lines
 
 from ddp_pitfalls.catalogue import ROOT
 from ddp_pitfalls.measure import REPRO
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-MODEL_REPRO = (str(ROOT / REPRO / "ddp_cpu_move.py"), "--variant", "on_cpu", "--variant", "on_cpu_with_ddp")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+MODEL_REPRO = ROOT / REPRO / "ddp_cpu_move.py"
+VARIANTS = ("--variant", "on_cpu", "--variant", "on_cpu_with_ddp")
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 COMMANDS = {
-    "bare": MODEL_REPRO,
-    "as documented": (*TORCHRUN, *MODEL_REPRO),
-    "not as documented": (*TORCHRUN, str(SCRIPTS / REPRO / "under_torchrun.py"), "--patience", "5"),
+    "2 ranks": (*TORCHRUN, "2", MODEL_REPRO, *VARIANTS),
+    "4 ranks": (*TORCHRUN, "4", MODEL_REPRO, *VARIANTS),
+    "not as documented": (*TORCHRUN, "2", SCRIPTS / REPRO / "under_torchrun.py", "--patience", "5"),
 }
 
 
 @pytest.fixture(scope="module")
 def finished(workplace: None) -> dict[str, Finished]:
     """How each command ended. They run at the same time, since each waits a lot."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1"}
     running = {
         name: subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         for name, command in COMMANDS.items()
@@ -38,18 +40,17 @@ def finished(workplace: None) -> dict[str, Finished]:
     return {name: Finished(running[name].returncode, *written[name]) for name in running}
 
 
-def test_the_bare_script(finished: dict[str, Finished]) -> None:
-    bare = finished["bare"]
+@pytest.mark.parametrize("ranks", ["2", "4"])
+def test_torchrun_says_the_same_as_the_bare_script(ranks: str, finished: dict[str, Finished]) -> None:
+    bare = run_script(MODEL_REPRO, "--ranks", ranks, *VARIANTS, **NO_GPU)
     assert (bare.code, bare.err) == (0, "")
     assert verdict_lines(bare.out) == {
         "on_cpu": "reproduced",
         "on_cpu_with_ddp": "reproduced",
         "all": "repros/ddp_cpu_move.py: as documented (2 reproduced)",
     }
-
-
-def test_torchrun_says_the_same(finished: dict[str, Finished]) -> None:
-    assert (finished["as documented"].code, finished["as documented"].out) == (0, finished["bare"].out)
+    under = finished[f"{ranks} ranks"]
+    assert (under.code, under.out) == (0, bare.out)
 
 
 def test_what_is_not_as_documented_and_a_hang(finished: dict[str, Finished]) -> None:
