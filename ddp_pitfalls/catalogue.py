@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ddp_pitfalls.measure import FIX, REPRO
 
@@ -43,14 +44,45 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     says: Words
 
 
+class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the records of some variants say in the releases ``where``, and in no others: words of a verdict, reason, error or warning.
+
+    ``where`` is a library and its releases, such as ``torch >= 2.2, < 2.4 or torch >= 2.8``.
+    """
+
+    variants: Annotated[list[Words], msgspec.Meta(min_length=1)]
+    where: Words
+    says: Words
+
+    def __post_init__(self) -> None:
+        self.ranges()
+
+    def ranges(self) -> list[tuple[str, SpecifierSet]]:
+        """Libraries and their releases. Raises ValueError."""
+        parts = [part.strip().partition(" ") for part in self.where.split(" or ")]
+        try:
+            found = [(library, SpecifierSet(releases)) for library, _, releases in parts]
+        except InvalidSpecifier:
+            found = []
+        if not found or any(library not in ("torch", "lightning") or not releases for library, releases in found):
+            raise ValueError(f"{self.where!r} names no releases: write for example torch >= 2.2, < 2.4 or lightning < 2.1")
+        return found
+
+    def applies(self, torch: str, lightning: str) -> bool:
+        """Whether these are such releases."""
+        here = {"torch": torch, "lightning": lightning}
+        return any(releases.contains(here[library], prereleases=True) for library, releases in self.ranges())
+
+
 class Front(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The front matter of a page. ``tags`` are the APIs where people meet the pitfall."""
+    """The front matter of a page. ``tags`` are the APIs where people meet the pitfall, ``releases`` what differs between releases."""
 
     title: Words
     tags: Annotated[list[Words], msgspec.Meta(min_length=1)]
     symptoms: Annotated[list[Symptom], msgspec.Meta(min_length=1)]
     sources: list[Source]
     description: str = ""
+    releases: list[Releases] = []
 
 
 @dataclass(frozen=True)
