@@ -149,8 +149,8 @@ for name in sorted({path.name for folder in ("repros", "fixes") for path in Path
 @nox.session(venv_backend="none", requires=["env-dev"])
 def tests(session: nox.Session) -> None:
     """Run every pair and all other tests; arguments go to pytest."""
-    need(session, "torch", "lightning", "pytest")
-    run(session, "-m", "pytest", *session.posargs)
+    need(session, "torch", "lightning", "pytest", "xdist")
+    run(session, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env-dev"])

@@ -1,4 +1,4 @@
-"""``python -m ddp_pitfalls run | record | evidence``. Each command imports what it needs; none imports torch into this process."""
+"""``python -m ddp_pitfalls run | record | watch | evidence``. Each command imports what it needs; none imports torch into this process."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def main() -> int:
     record.add_argument("--spawn", action="store_true", help="run all again in spawned ranks, which takes minutes; the verdicts must agree")
     record.add_argument("--replace", action="store_true", help="record a pitfall that was as documented and is not any more")
     record.set_defaults(command=_record)
+    watch = commands.add_parser("watch", parents=[runs], help="run pairs under checks.Watch and write results/checks/<environment>.json")
+    watch.set_defaults(command=_watch)
     evidence = commands.add_parser("evidence", help="write the generated parts of the pages to build/evidence/")
     evidence.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     evidence.set_defaults(command=_evidence)
@@ -71,6 +73,13 @@ def _record(arguments: argparse.Namespace) -> int:
     with processes.temporary_files():
         options = {"replace": arguments.replace, "spawn": arguments.spawn}
         return record(arguments.root, arguments.ids, _asked(arguments), arguments.jobs, **options)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from ddp_pitfalls.watched import watch
+
+    with processes.temporary_files():
+        return watch(arguments.root, arguments.ids, _asked(arguments), arguments.jobs)
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:

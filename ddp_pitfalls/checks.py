@@ -1,14 +1,20 @@
-"""Checks for a training job of your own. Copy this file, or import it: it needs torch and the standard library only."""
+"""Checks for a training job of your own. Copy this file, or import it: it needs torch and the standard library only.
+
+``Watch`` is to be left on; ``watch_fabric`` and ``watch_trainer`` put it into Fabric and the Trainer. The other functions look once.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import sys
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from itertools import count
 from os import PathLike
 from typing import Any
@@ -17,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 
 def replicated_part(model: nn.Module) -> DistributedDataParallel | None:
@@ -35,18 +42,30 @@ def watch_gradient_hooks(model: nn.Module) -> Callable[[], list[str]]:
     """
 
     def nodes() -> dict[str, Any]:
-        return {name: node(p) for name, p in model.named_parameters() if p.requires_grad}
-
-    def node(parameter: nn.Parameter) -> Any:
-        with torch.inference_mode(False), torch.enable_grad():
-            view: Any = parameter.expand_as(parameter).grad_fn
-        return view.next_functions[0][0]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return dict(zip(trained, _accumulators(list(trained.values()))))
 
     def detached() -> list[str]:
         return [name for name, now in nodes().items() if now is not hooked.get(name)]
 
     hooked = nodes()
     return detached
+
+
+class _Node(torch.autograd.Function):
+    """Its node in the graph knows those of all its inputs: much quicker than a view of each parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0)
+
+
+def _accumulators(parameters: Sequence[torch.Tensor | None]) -> list[Any]:
+    """The autograd node that accumulates each parameter's gradient; None for one that is frozen or gone."""
+    nothing = torch.empty(0)
+    with torch.inference_mode(False), torch.enable_grad():
+        output: Any = _Node.apply(*(nothing if parameter is None else parameter for parameter in parameters))
+    return [node for node, _ in output.grad_fn.next_functions] if output.grad_fn is not None else [None] * len(parameters)
 
 
 # --8<-- [end:watch_gradient_hooks]
@@ -105,10 +124,17 @@ def _difference(name: str, tensor: torch.Tensor, tolerance: float, group: Any) -
     dist.broadcast(first.view(torch.uint8), source, group=group)  # as bytes: not every backend knows every dtype
     same = (mine == first) | (mine.isnan() & first.isnan())
     away = torch.where(same, 0.0, (mine.double() - first.double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)).max()
-    everyone = [torch.empty_like(away) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, away, group=group)
-    found = {rank: float(one) for rank, one in enumerate(everyone) if float(one) > tolerance}
+    found = {rank: one for rank, [one] in enumerate(_gathered(away.reshape(1), group)) if one > tolerance}
     return [f"{name}: up to {max(found.values()):.3g} away from rank 0 on {_ranks(found)}"] if found else []
+
+
+def _gathered(row: torch.Tensor, group: Any) -> list[list[Any]]:
+    """The numbers of all ranks, (ranks, numbers), from a vector that is equally long on each."""
+    mine = row.cuda() if dist.get_backend(group) == "nccl" else row.cpu()
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    numbers: list[list[Any]] = torch.stack(everyone).tolist()
+    return numbers
 
 
 def _ranks(ranks: Collection[int]) -> str:
@@ -331,15 +357,387 @@ def generators_alike(group: Any = None) -> list[str]:
     The names are ``torch``, ``cuda`` (of the current device), ``random`` and ``numpy``. Every rank gets the same list, empty where all
     ranks draw numbers of their own. It looks at this process, not at the workers of a DataLoader.
     """
+    mine = {name: hashlib.sha256(state).digest() for name, state in _generators().items()}
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return [name for name in mine if len({theirs.get(name) for theirs in everyone}) < len(everyone)]
+
+
+def _generators() -> dict[str, bytes]:
+    """The state of each random number generator of this process."""
     states = {"torch": bytes(torch.get_rng_state().tolist()), "random": repr(random.getstate()).encode()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = bytes(torch.cuda.get_rng_state().tolist())
     if "numpy" in sys.modules:
         parts = sys.modules["numpy"].random.get_state()
         states["numpy"] = repr([part.tolist() if hasattr(part, "tolist") else part for part in parts]).encode()
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, {name: hashlib.sha256(state).digest() for name, state in states.items()}, group=group)
-    return [name for name in states if len({theirs.get(name) for theirs in everyone}) < len(everyone)]
+    return states
 
 
 # --8<-- [end:generators_alike]
+
+
+class Fault(RuntimeError):
+    """What a ``Watch`` found; raised on all ranks."""
+
+
+FINDINGS = {  # the kinds of what a Watch may find, and the pitfalls to which they point
+    "hooks": ("ddp-cpu-move", "unfreeze-after-wrap"),
+    "around": ("bypass-wrapper-forward",),
+    "gradients": (
+        "bypass-wrapper-forward",
+        "ddp-cpu-move",
+        "unfreeze-after-wrap",
+        "reentrant-checkpoint-ready-twice",
+        "unused-parameter-late-error",
+    ),
+    "parameters": ("ddp-cpu-move", "unfreeze-after-wrap", "bypass-wrapper-forward"),
+    "buffers": ("bypass-wrapper-forward",),
+    "idle": ("find-unused-hides-dead-branch", "unused-parameter-late-error", "all-gather-no-grad"),
+    "samples": ("no-distributed-sampler", "iterable-dataset-duplicated"),
+    "random": ("identical-seed-per-rank",),
+    "steps": ("uneven-inputs", "rank-local-early-stop"),
+    "model": ("unfreeze-after-wrap",),
+}
+PAGE = "docs/pitfalls/{}.md"  # in ddp-pitfalls
+NAMED = 3  # tensors that a message names
+WHOLE_EVERY = 10  # comparisons of gradients for one of parameters and buffers too
+SPREAD = 4096  # numbers of a tensor, evenly spread, that must be alike in two batches
+ABSENT = 1 << 62  # stands for the checksum of a gradient that is not there
+
+_log = logging.getLogger("ddp_pitfalls.checks")
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+class Watch:
+    """Make one on every rank right after wrapping, and train as ever: it looks at each step of an optimizer that updates the model.
+
+    At each step, without communication: hooks that DDP has lost, a step without a forward through DDP. After the first step and every
+    ``every`` steps the ranks compare, exactly: their gradients, and at one comparison in ten their parameters and buffers; the
+    batches that they were given; the random numbers that they drew; parameters without a gradient since the start; and what single
+    ranks found in the steps between. All ranks learn the same at the same time, so none is left waiting: with ``tell="raise"`` all
+    raise ``Fault``, with "warn" and "log" rank 0 says it, and a function gets the text on every rank. Nothing is told twice.
+
+    ``ignore`` names parameters and buffers that may be different or idle (patterns as in ``fnmatch``); ``skip`` names kinds of
+    ``FINDINGS`` that are meant. Raises ValueError for a model without a DDP wrapper, and for options that do not exist.
+
+    It does not see faults that make all ranks wrong alike (a loss that is averaged wrongly, data that no rank gets), one rank's
+    different gradients in the steps between comparisons, or different numbers with the same sum of bits.
+    """
+
+    wrapper: DistributedDataParallel | None = None  # none in a copy: a model may be copied or saved with its hooks
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 100,
+        tell: str | Callable[[str], None] = "raise",
+        ignore: Collection[str] = (),
+        skip: Collection[str] = (),
+    ) -> None:
+        wrapper = replicated_part(model)
+        if wrapper is None:
+            raise ValueError("the model has no DistributedDataParallel wrapper: watch what the wrapping returned")
+        if every < 1:
+            raise ValueError(f"every={every}: needs a number of optimizer steps, 1 or more")
+        if not callable(tell) and tell not in ("raise", "warn", "log"):
+            raise ValueError(f"tell={tell!r}: needs 'raise', 'warn', 'log' or a function that takes the text")
+        if unknown := set(skip) - set(FINDINGS):
+            raise ValueError(f"skip={sorted(unknown)}: needs some of {', '.join(FINDINGS)}")
+        self.wrapper, self.every, self.tell, self.ignore, self.skip = wrapper, every, tell, tuple(ignore), frozenset(skip)
+        self.group = wrapper.process_group
+        self.steps = self.comparisons = self.forwards = 0  # forwards since the last step after which DDP averages
+        self.found: dict[tuple[str, str], str] = {}  # by this rank since the ranks last compared
+        self.told: set[tuple[str, str]] = set()
+        self.generators: dict[str, bytes] = {}  # before the first forward of a step after which the ranks compare
+        self.batch, self.same_batch = 0, ""
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.optimizer: Callable[[], Optimizer | None] = lambda: None  # a weak reference to the one whose step counted last
+        self.places = list(self._places())
+        self.ids = {id(parameter) for *_, parameter in self.places}
+        for other in [other for other in _watches if other.ids & self.ids]:
+            other.stop()  # the model was wrapped again
+        _watches.add(self)
+        self.nodes = _accumulators([parameter for *_, parameter in self.places])
+        self.idle = {name: parameter for name, _, _, parameter in self.places if parameter.requires_grad}
+        self.handles = [
+            wrapper.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            register_optimizer_step_pre_hook(_weak(self._before_step)),
+        ]
+
+    def __reduce__(self) -> Any:
+        return object.__new__, (Watch,)
+
+    def stop(self) -> None:
+        """Look no more. A model that is wrapped and watched again needs no call."""
+        for handle in self.handles:
+            handle.remove()
+        _watches.discard(self)
+
+    def check(self) -> str:
+        """Compare the ranks now. Call this on every rank, after a backward that DDP averaged. Returns the text of what is new."""
+        assert self.wrapper is not None
+        parameters = dict(self._named(self.wrapper.module.named_parameters()))
+        self._look_locally(parameters)
+        layout = [(name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in parameters.items()]
+        drawn = {name: state for name, state in _generators().items() if state != self.generators.get(name, state)}
+        mine = [self.steps, _number(layout), len(self.found), _number(drawn) if drawn else 0, self.batch]
+        steps, layouts, local, draws, batches = zip(*_gathered(torch.tensor(mine), self.group))
+        new = self._found_anywhere() if any(local) else {}
+        if _other(steps):
+            new["steps", ""] = f"the ranks have made different numbers of steps: {', '.join(map(str, steps))}"
+        if alike := _alike(draws):
+            new["random", ""] = f"{alike} drew the same random numbers between forward and step"
+        if (alike := _alike(batches)) and alike == self.same_batch:
+            new["samples", ""] = f"{alike} got the same batch, and did so at the comparison before"
+        self.same_batch = alike
+        if _other(layouts):
+            new["model", ""] = f"{_ranks(_other(layouts))}: other names, shapes, dtypes or requires_grad of the parameters than on rank 0"
+        else:
+            new |= self._compared(parameters)
+        self.comparisons += 1
+        return self._told({key: text for key, text in new.items() if key not in self.told and key[0] not in self.skip})
+
+    # In a step
+
+    def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.wrapper is None or not torch.is_grad_enabled():
+            return
+        self.forwards += self.wrapper.require_backward_grad_sync
+        if self._compares_after(self.steps + 1) and not self.generators:
+            self.generators, self.batch = _generators(), _fingerprint([*args, *kwargs.values()])
+            if self._is_whole():
+                self.handles[2:] = [self.wrapper.module.register_forward_pre_hook(self._after_broadcast)]
+
+    def _after_broadcast(self, *_: Any) -> None:
+        """Between DDP's broadcast of the buffers and the forward that may change them: the moment in which they are equal."""
+        assert self.wrapper is not None
+        self.handles.pop().remove()
+        if self.wrapper.will_sync_module_buffers() or not self.wrapper.broadcast_buffers:
+            self.buffers = {f"buffer {name}": _checksum(buffer) for name, buffer in self._named(self.wrapper.module.named_buffers())}
+
+    _before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        assert self.wrapper is not None
+        if not self._counts(optimizer):
+            return None
+        self.optimizer = weakref.ref(optimizer)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._look()
+            return None
+
+        def then_look() -> Any:  # forward and backward are in the closure
+            loss = closure()
+            self._look()
+            return loss
+
+        return args[:1], {**kwargs, "closure": then_look}
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Whether it updates the model, and is not a second optimizer after the same backward."""
+        assert self.wrapper is not None
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(id(parameter) in self.ids for parameter in held):
+            ours = True
+        else:
+            now = {id(parameter) for parameter in self.wrapper.parameters()}
+            ours = any(id(parameter) in now for parameter in held)
+        return ours and (self.forwards > 0 or self.optimizer() in (None, optimizer))
+
+    def _look(self) -> None:
+        assert self.wrapper is not None
+        now = [holder.get(key) for _, holder, key, _ in self.places]
+        if self.wrapper._join_config.enable or all(parameter is None or parameter.grad is None for parameter in now):
+            return  # under Join, where a rank may be done and nobody answers it; or a step without a backward
+        self.steps += 1
+        nodes = zip(self.places, self.nodes, _accumulators(now))
+        lost = [place[0] for place, was, node in nodes if node is not None and node is not was]
+        self._find("hooks", lost, "DDP does not average the gradient of {}: moved, cast, replaced or unfrozen since it was wrapped")
+        self._find("around", [] if self.forwards else ["the model"], "no forward of {} went through DDP since the last step, no_sync aside")
+        if self.idle:
+            self.idle = {name: parameter for name, parameter in self.idle.items() if parameter.grad is None}
+        if self._compares_after(self.steps):
+            self.check()
+        self.forwards, self.generators, self.batch, self.buffers = 0, {}, 0, {}
+
+    def _compares_after(self, step: int) -> bool:
+        return (step - 1) % self.every == 0
+
+    def _is_whole(self) -> bool:
+        return self.comparisons % WHOLE_EVERY == 0
+
+    # What was found
+
+    def _find(self, kind: str, names: Sequence[str], text: str) -> None:
+        """Keep what this rank found until the ranks compare; log it at once, since a rank that trains alone may not get there."""
+        key = kind, names[0] if names else ""
+        if names and kind not in self.skip and key not in self.told and key not in self.found:
+            self.found[key] = text.format(_some(names))
+            if not self._compares_after(self.steps):
+                _log.error("rank %d, step %d: %s%s", dist.get_rank(self.group), self.steps, self.found[key], _pages(kind))
+
+    def _look_locally(self, parameters: dict[str, nn.Parameter]) -> None:
+        new = [name for name, p in parameters.items() if p.requires_grad and id(p) not in self.ids]
+        self._find("hooks", new, "DDP does not know {}, which came into the model after it was wrapped")
+        if self.steps > max(self.every, 1):
+            self._find("idle", list(self.idle), "no gradient since the start for {}")
+
+    def _found_anywhere(self) -> dict[tuple[str, str], str]:
+        everyone: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(everyone, self.found, group=self.group)
+        self.found = {}
+        having = {key: [rank for rank, theirs in enumerate(everyone) if key in theirs] for theirs in everyone for key in theirs}
+        return {key: f"{_ranks(ranks)}: {everyone[ranks[0]][key]}" for key, ranks in having.items()}
+
+    def _compared(self, parameters: dict[str, nn.Parameter]) -> dict[tuple[str, str], str]:
+        """The tensors that differ between ranks, of each kind in one text."""
+        gradients = {f"gradient of {name}": p.grad for name, p in parameters.items() if p.requires_grad}
+        whole: dict[str, Any] = dict(parameters) if self._is_whole() else {}
+        tensors = {**gradients, **whole}
+        sums = {name: torch.tensor(ABSENT) if tensor is None else _checksum(tensor) for name, tensor in tensors.items()} | self.buffers
+        if not sums:
+            return {}
+        row = torch.stack([one.to(next(iter(sums.values())).device) for one in sums.values()])
+        columns = dict(zip(sums, zip(*_gathered(row, self.group))))
+        found = {}
+        for kind, names in (("gradients", gradients), ("parameters", whole), ("buffers", self.buffers)):
+            if differ := [name for name in names if _other(columns[name])]:
+                texts = [self._difference(name, tensors.get(name), columns[name]) for name in differ[:NAMED]]
+                more = [f"and {len(differ) - NAMED} more"] if len(differ) > NAMED else []
+                found[kind, differ[0]] = "; ".join(texts + more)
+        return found
+
+    def _difference(self, name: str, tensor: torch.Tensor | None, sums: Sequence[int]) -> str:
+        """Ask all ranks by how much a tensor differs, where each of them has it."""
+        if tensor is None or ABSENT in sums:
+            lacking = [rank for rank, one in enumerate(sums) if one == ABSENT]
+            return f"{name}: none on {_ranks(lacking)}" if lacking else f"{name}: another one on {_ranks(_other(sums))}"
+        return "".join(_difference(name, tensor, 0.0, self.group)) or f"{name}: other bits on {_ranks(_other(sums))}"
+
+    def _told(self, new: dict[tuple[str, str], str]) -> str:
+        self.told |= set(new)
+        text = f"step {self.steps}: " + "\n".join(f"{one}{_pages(kind)}" for (kind, _), one in new.items()) if new else ""
+        if text and callable(self.tell):
+            self.tell(text)
+        elif text and self.tell == "raise":
+            raise Fault(text)
+        elif text and dist.get_rank(self.group) == 0:
+            warnings.warn(text, stacklevel=2) if self.tell == "warn" else _log.error(text)
+        return text
+
+    # Which tensors
+
+    def _places(self) -> Iterator[tuple[str, dict[str, Any], str, nn.Parameter]]:
+        """Every parameter once: its name, the dict that holds it, its key there, and itself."""
+        assert self.wrapper is not None
+        seen: set[int] = set()
+        for prefix, module in self.wrapper.module.named_modules():
+            for key, parameter in self._named((f"{prefix}.{key}".lstrip("."), p) for key, p in module._parameters.items()):
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield key, module._parameters, key.rpartition(".")[2], parameter
+
+    def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """The pairs whose name neither DDP nor the user wants to be left alone."""
+        assert self.wrapper is not None
+        ignored = {name.lstrip(".") for name in self.wrapper.parameters_to_ignore}  # DDP writes .weight for one of the model itself
+        return ((name, one) for name, one in pairs if name not in ignored and not any(fnmatchcase(name, p) for p in self.ignore))
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor's bits as whole numbers: the same in any order and on any device, unlike a sum of its values."""
+    plain = tensor.detach()
+    if plain.is_sparse:
+        plain = plain.coalesce()
+        return _checksum(plain.values()) + _checksum(plain.indices())
+    plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
+    return plain.view(integers).sum(dtype=torch.int64 if integers is torch.int64 else torch.int32).long()
+
+
+def _fingerprint(values: Iterable[Any]) -> int:
+    """A number for a batch, the same on two ranks that were given the same one; 0 where it holds nothing that could tell batches apart."""
+    spread = [tensor.detach().flatten() for tensor in _tensors(values) if tensor.numel()]
+    spread = [tensor[:: max(1, tensor.numel() // SPREAD)].cpu() for tensor in spread]
+    lists = [tensor.tolist() for tensor in spread if (tensor != tensor[0]).any()]
+    return _number(lists) if lists else 0
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def _number(value: Any) -> int:
+    """A hash that is the same in every process, and not 0."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big") + 1
+
+
+def _other(values: Sequence[Any]) -> list[int]:
+    """The ranks with another value than rank 0."""
+    return [rank for rank, value in enumerate(values) if value != values[0]]
+
+
+def _alike(values: Sequence[int]) -> str:
+    """The ranks that share a value with another rank, 0 aside, in words."""
+    ranks = [rank for rank, value in enumerate(values) if value and values.count(value) > 1]
+    return _ranks(ranks) if ranks else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def _pages(kind: str) -> str:
+    return f" (see {', '.join(PAGE.format(pitfall) for pitfall in FINDINGS[kind])})"
+
+
+def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that does not keep alive what it calls: the model does, through its own hooks, and goes when nobody else needs it."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> Any:
+        called = reference()
+        return None if called is None else called(*args)
+
+    return hook
+
+
+class _FabricCallback:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def on_after_setup(self, fabric: Any, module: nn.Module) -> None:
+        if replicated_part(module) is not None:
+            Watch(module, **self.options)
+
+
+def watch_fabric(**options: Any) -> Any:
+    """A callback for ``Fabric(callbacks=[...])``, from Lightning 2.1: a ``Watch`` with these options on every model set up for DDP."""
+    return _FabricCallback(options)
+
+
+def watch_trainer(**options: Any) -> Any:
+    """A callback for ``Trainer(callbacks=[...])``: a ``Watch`` with these options, and a last comparison at the end of the training."""
+    from lightning.pytorch import Callback
+
+    class WatchTraining(Callback):
+        watch: Watch | None = None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if replicated_part(trainer.strategy.model) is not None:
+                self.watch = Watch(trainer.strategy.model, **options)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if self.watch is not None:
+                self.watch.stop()
+                self.watch.check()
+
+    return WatchTraining()

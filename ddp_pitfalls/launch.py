@@ -103,13 +103,15 @@ def wanted_variants(script: Script, names: Sequence[str]) -> list[Variant]:
     return [v for v in script.variants.values() if not names or v.name in names]
 
 
-def verdict_on(script: Script, wanted: Variant, tier: hardware.Tier, ranks: int, method: str, patience: float = PATIENCE) -> Verdict:
-    """Run one variant under the supervisor and judge it."""
+def verdict_on(
+    script: Script, wanted: Variant, tier: hardware.Tier, ranks: int, method: str, patience: float = PATIENCE, watched: bool = False
+) -> Verdict:
+    """Run one variant under the supervisor, and under ``checks.Watch`` if it is to be watched, and judge it."""
     if reason := hardware.missing(wanted.needs, tier):
         return Verdict(NOT_MEASURED, reason)
     if "spawn" in wanted.needs:
         method = "spawn"
-    job = Job(script.path, wanted.name, ranks, tier)
+    job = Job(script.path, wanted.name, ranks, tier, watched)
     return judge(script.side, wanted.kind, supervise(job, wanted.kind, method, patience))
 
 

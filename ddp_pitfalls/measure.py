@@ -13,6 +13,7 @@ NOT_REPRODUCED, NOT_FIXED = "not reproduced", "not fixed"
 CRASHED, NOT_MEASURED = "crashed", "not measured"
 AS_DOCUMENTED = frozenset({REPRODUCED, FIXED})
 AS_EXPECTED, NOT_AS_EXPECTED, NO_SUCH_THING, NOTHING_MEASURED = 0, 1, 2, 77  # exit codes of scripts and commands
+FOUND = "Found"  # category of the notices in which a rank that is watched tells what checks.Watch finds
 FINISHED = "(finished)"  # where a rank stands that has returned from the variant while others hang
 
 REL_TOL, ABS_TOL = 1e-4, 1e-5  # float32 training in another order of summation

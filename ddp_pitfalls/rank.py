@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 
-from ddp_pitfalls import hardware, processes
+from ddp_pitfalls import hardware, processes, watching
 from ddp_pitfalls.measure import Ended, Measurement, Notice
 from ddp_pitfalls.script import load
 
@@ -58,6 +58,7 @@ class Job:
     variant: str
     ranks: int
     tier: hardware.Tier
+    watched: bool = False  # by checks.Watch
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,11 @@ def perform(job: Job, rank: int, start: Callable[[], Fabric], entered: Callable[
         variant = load(job.script).variants[job.variant]
         launched = start()
         hear_warnings(notice)
+        look = watching.watch_every_model(notice) if job.watched else None
         entered()
         measurement = variant.function(launched)
+        if look is not None:
+            look()
         if not isinstance(measurement, Measurement):
             raise TypeError(f"{job.variant} returned {type(measurement).__name__}, not a Measurement")
     except (Exception, SystemExit) as error:

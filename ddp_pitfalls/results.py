@@ -253,13 +253,16 @@ def read_all(folder: Path) -> list[Results]:
 
 
 def write(folder: Path, results: Results) -> bool:
-    """Write the file of an environment, beside it first and then in its place. Returns whether anything changed."""
-    path = folder / f"{results.environment.name}.json"
-    text = msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
+    """Write the file of an environment. Returns whether anything changed."""
+    return write_file(folder / f"{results.environment.name}.json", msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+
+
+def write_file(path: Path, text: bytes) -> bool:
+    """Write a file, beside it first and then in its place. Returns whether anything changed."""
     if path.exists() and path.read_bytes() == text:
         return False
-    folder.mkdir(exist_ok=True)
-    fd, beside = tempfile.mkstemp(dir=folder, prefix=f".{path.stem}-")
+    path.parent.mkdir(exist_ok=True)
+    fd, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_pitfalls import processes
-from ddp_pitfalls.measure import CRASHED, NOT_MEASURED, NOT_REPRODUCED, REPRO, Verdict
+from ddp_pitfalls.measure import CRASHED, NOT_MEASURED, NOT_REPRODUCED, REPRO, Silent, Verdict
 from ddp_pitfalls.results import Environment, VariantResult, variant_result
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Asked:
     accelerator: str = "auto"
     method: str = ""  # how ranks are started; nothing for the way of this system
     patience: float = 30.0  # seconds, as in supervise
+    watched: bool = False  # by checks.Watch: only what fails silently, and what is fixed
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,11 @@ def _messages(path: Path, asked: Asked) -> Iterator[Environment | Outcome | NotH
         return
     yield environment(tier, asked.ranks, gpus)
     for variant in script.variants.values():
+        if asked.watched and not isinstance(variant.kind, Silent):
+            continue
         began = time.monotonic()
-        verdict = launch.verdict_on(script, variant, tier, asked.ranks, asked.method or hardware.METHOD, asked.patience)
+        method = asked.method or hardware.METHOD
+        verdict = launch.verdict_on(script, variant, tier, asked.ranks, method, asked.patience, asked.watched)
         seconds = time.monotonic() - began
         news = news_of(verdict, hardware.versions()) if script.side == REPRO else ""
         kept = variant_result(variant.kind, verdict, bool(variant.varies), variant.protects)
