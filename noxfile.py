@@ -216,6 +216,13 @@ def record(session: nox.Session) -> None:
     run(session, "-m", "ddp_pitfalls", "record", *session.posargs)
 
 
+@nox.session(venv_backend="none", requires=["env"])
+def watch(session: nox.Session) -> None:
+    """Run every pair, or those named after "--", under checks.Watch, and keep what it finds in results/checks/."""
+    need(session, "torch", "lightning", "msgspec", "yaml")
+    run(session, "-m", "ddp_pitfalls", "watch", *session.posargs)
+
+
 ENVIRONMENTS = tomllib.loads((ROOT / "environments.toml").read_text(encoding="utf-8"))
 
 
@@ -233,11 +240,12 @@ def versions(session: nox.Session, release: dict[str, Any]) -> None:
 
 @nox.session(venv_backend="none", requires=["env"])
 def benchmark(session: nox.Session) -> None:
-    """Measure what a script costs by hand, through nox and in the warm process of the whole catalogue, as ratios."""
+    """Measure what a script costs by hand, through nox and in the warm process of the whole catalogue, and what Watch costs, as ratios."""
     need(session, "torch", "lightning")
     nox_here = [sys.executable, "-m", "nox", *([] if in_environment else ["--no-venv"])]
     run(session, "benchmarks/start.py", *session.posargs, NOX=shlex.join(nox_here))
     run(session, "benchmarks/catalogue.py")
+    run(session, "benchmarks/watch.py")
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -16,7 +16,7 @@ from ddp_pitfalls.runner import Asked, ScriptRun, run
 
 FOLDER = Path("results") / "checks"
 FORMAT = 1
-AGAIN = "python -m ddp_pitfalls watch"
+AGAIN = "nox -s watch"
 Findings = dict[str, dict[str, list[str]]]  # of a pitfall: side, variant, the kinds of what was found
 
 

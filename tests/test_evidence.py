@@ -16,14 +16,16 @@ import msgspec
 import pytest
 import yaml
 
-from ddp_pitfalls import results
+from ddp_pitfalls import results, watched
 from ddp_pitfalls.catalogue import ROOT, Unknown, find
-from ddp_pitfalls.evidence import chart, diff, functions, markup, overview, programs, source, write
+from ddp_pitfalls.checks import FINDINGS
+from ddp_pitfalls.evidence import chart, diff, functions, markup, overview, programs, source, watching, write
 from ddp_pitfalls.evidence.entries import check_page, entries, skeleton
 from ddp_pitfalls.evidence.sections import fragments
 from ddp_pitfalls.measure import Dies, Hangs, Raises
 from ddp_pitfalls.results import Curve, Environment, Failure, Measured, OnRank, PairResult, Results, Told, VariantResult
 from ddp_pitfalls.script import load
+from ddp_pitfalls.watched import Watched
 
 HOSTILE = (
     '</td></tr></table></div><script>alert("1")</script> **b** _i_ `c` ``d`` | {{ 7 * 7 }} {% x %} [a](http://e) ![i](x) <!-- &lt; &amp; '
@@ -460,6 +462,37 @@ def test_checks_are_listed_from_their_docstrings(tmp_path: Path) -> None:
     assert "Look at x. Used on: A title Copy look" in text_of(listed)
     assert "Then more" not in text_of(listed.partition("<details")[0])
     assert "other(x): copy ddp_pitfalls/checks.py whole." in text_of(listed)
+
+
+def test_findings_are_counted_and_other_environments_named(tmp_path: Path) -> None:
+    def kept(environment: Environment, *kinds: str) -> Watched:
+        sides = {"repros": {"one": ["gradients", "hooks"], "two": list(kinds)}, "fixes": {"one": [], "two": ["idle"]}}
+        return Watched(1, environment, {"some-id": sides, "no-page": sides})
+
+    found, _ = entries(project(tmp_path, ["some-id"]))
+    shown = text_of(watching.found("", found, [kept(FOUR, "hooks"), kept(CPU, "hooks"), kept(OLD)]))
+    assert "hooks lost: 2 of 2" in shown
+    assert "gradients differ: 1 of 2" in shown
+    assert "no gradient: two" in shown
+    assert (
+        "Recorded with torch 2.13.0, lightning 2.6.6, cpu, 2 ranks. The same was found with torch 2.13.0, lightning 2.6.6, cpu, 4 ranks."
+        in shown
+    )
+    assert "Something else was found with torch 2.9.1" in shown
+    assert "no-page" not in shown
+
+
+def test_every_kind_of_finding_has_words() -> None:
+    assert list(watching.KINDS) == list(FINDINGS)
+
+
+def test_damaged_findings_are_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "checks" / f"{CPU.name}.json"
+    path.parent.mkdir(parents=True)
+    for content in (b"", b"{}", b'{"format": 1}', b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(results.BadResults, match=r"is damaged .*: restore it with git, or run nox -s watch"):
+            watched.read_all(tmp_path)
 
 
 def test_programs_get_the_same_data(tmp_path: Path) -> None:

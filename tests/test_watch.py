@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import SCRIPTS
+from support import SCRIPTS, judged
 
 from ddp_pitfalls import hardware
 from ddp_pitfalls.catalogue import ROOT, find
 from ddp_pitfalls.checks import FINDINGS
-from ddp_pitfalls.measure import FIX, FIXED, REPRO
+from ddp_pitfalls.measure import FIX, FIXED, REPRO, REPRODUCED
 from ddp_pitfalls.record import scripts_of
 from ddp_pitfalls.runner import JOBS, Asked, Outcome, run
 from ddp_pitfalls.script import load
@@ -74,6 +74,11 @@ def test_what_is_found_and_what_is_not(name: str, ranks: int, ran: Ran) -> None:
         ran[FAULTS.name, ranks] = outcomes(FAULTS, ranks)
     found = ran[FAULTS.name, ranks][name]
     assert found.verdict.word == FIXED, found.report
+
+
+def test_a_rank_that_never_comes() -> None:
+    verdict = judged("watch_hang", "one_batch_less_on_rank_0")
+    assert verdict.word == REPRODUCED, verdict.why
 
 
 def test_findings_point_to_pitfalls() -> None:
@@ -149,6 +154,6 @@ def test_every_pitfall_that_is_found_is_named(on_the_catalogue: dict[str, Findin
 
 def test_the_record_is_still_true(on_the_catalogue: dict[str, Findings]) -> None:
     here = [one for one in read_all(ROOT) if one.pitfalls and one.environment.torch == hardware.versions()["torch"]]
-    assert here, f"no record in {FOLDER} of this torch: run python -m ddp_pitfalls watch"
+    assert here, f"no record in {FOLDER} of this torch: run nox -s watch"
     for one in here:
-        assert one.pitfalls == on_the_catalogue, f"{FOLDER}/{one.environment.name}.json is out of date: run python -m ddp_pitfalls watch"
+        assert one.pitfalls == on_the_catalogue, f"{FOLDER}/{one.environment.name}.json is out of date: run nox -s watch"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ddp_pitfalls.evidence.entries import FOLDER, Entry, entries
@@ -11,12 +11,14 @@ from ddp_pitfalls.evidence.index import recorded, symptoms
 from ddp_pitfalls.evidence.overview import hangs, pitfalls, versions
 from ddp_pitfalls.evidence.programs import published
 from ddp_pitfalls.evidence.sections import fragments
+from ddp_pitfalls.evidence.watching import found as found_by_watch
+from ddp_pitfalls.watched import Watched, read_all
 
 DOCS = Path("docs")
 
 
-def render(found: list[Entry], checks: str = "") -> dict[Path, str]:
-    """Every generated file by its path in the project. ``checks`` is the text of checks.py."""
+def render(found: list[Entry], checks: str = "", watched: Sequence[Watched] = ()) -> dict[Path, str]:
+    """Every generated file by its path in the project. ``checks`` is the text of checks.py, ``watched`` what its Watch found."""
     pages = {FOLDER / entry.id / name: text for entry in found for name, text in fragments(entry).items()}
     over_all = {
         "symptoms": symptoms(found),
@@ -25,6 +27,7 @@ def render(found: list[Entry], checks: str = "") -> dict[Path, str]:
         "versions": versions(found),
         "hangs": hangs(found),
         "checks": functions(checks, found),
+        "watched": found_by_watch(checks, found, watched),
     }
     programs = {DOCS / name: text for name, text in published(found).items()}
     return {**pages, **{FOLDER / f"{name}.md": text for name, text in over_all.items()}, **programs}
@@ -37,7 +40,7 @@ def write(root: Path) -> str:
     """
     found, pageless = entries(root)
     checks = root / CHECKS
-    texts = render(found, checks.read_text(encoding="utf-8") if checks.is_file() else "")
+    texts = render(found, checks.read_text(encoding="utf-8") if checks.is_file() else "", read_all(root))
     written = write_files(root, texts)
     removed = remove_others(root / FOLDER, {root / path for path in texts})
     waiting = f"; without a page: {', '.join(pageless)}" if pageless else ""

@@ -473,6 +473,37 @@ def unseen_same_samples_in_another_order(fabric):
 
 
 @variant
+def unseen_repeats_within_a_rank(fabric):
+    model, _, said = watched(fabric)
+    optimizer = sgd(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(batch(fabric, 0).repeat(2, 1)).square().mean().backward()
+        optimizer.step()
+    return found(said)
+
+
+@variant
+def unseen_gradient_of_zeros(fabric):
+    """Nor a parameter that has no gradient any more, once it had one."""
+
+    class Partly(Net):
+        def __init__(self):
+            super().__init__()
+            self.never, self.once, self.steps = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4)), 0
+
+        def forward(self, inputs):
+            self.steps += 1
+            out = super().forward(inputs) + 0 * self.never
+            return out + self.once if self.steps == 1 else out
+
+    model, _, said = watched(fabric, Partly(), ddp={"find_unused_parameters": True})
+    train(fabric, model, range(4))
+    assert not model.module.never.grad.any()
+    return found(said)
+
+
+@variant
 def unseen_draws_of_the_data(fabric):
     """Random numbers that the ranks draw alike outside forward and step: augmentation, for example."""
     model, _, said = watched(fabric)

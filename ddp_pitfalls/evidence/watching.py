@@ -1,0 +1,64 @@
+"""The fragment that says which checks find which pitfall: what ``checks.Watch`` found in the scripts, and the functions that a page uses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from ddp_pitfalls.evidence.entries import Entry
+from ddp_pitfalls.evidence.functions import CHECKS
+from ddp_pitfalls.evidence.markup import code, join, paragraph, prose, row, table, text
+from ddp_pitfalls.evidence.source import parsed
+from ddp_pitfalls.measure import FIX, REPRO
+from ddp_pitfalls.results import Environment
+from ddp_pitfalls.watched import Findings, Watched
+
+KINDS = {  # as checks.FINDINGS, in words
+    "hooks": "hooks lost",
+    "around": "forward around DDP",
+    "gradients": "gradients differ",
+    "parameters": "parameters differ",
+    "buffers": "buffers differ",
+    "idle": "no gradient",
+    "samples": "same batch",
+    "random": "same random numbers",
+    "steps": "other steps",
+    "model": "other model",
+}
+
+
+def found(checks: str, entries: Sequence[Entry], records: Sequence[Watched]) -> str:
+    """Pitfalls by kinds of findings, with the number of silent variants in which each was found; then where else it was found the same."""
+    if not records:
+        return join(paragraph("Nothing was recorded yet."))
+    first, *others = sorted(records, key=lambda record: record.environment.ranks)
+    shown = [entry for entry in entries if first.pitfalls.get(entry.id, {}).get(REPRO)]
+    rows = [_row(entry, first.pitfalls[entry.id], _functions(checks)) for entry in shown]
+    head = ["Pitfall", "Watch finds, in so many silent variants", "In the fix", "To look once"]
+    same = [other for other in others if other.pitfalls == first.pitfalls]
+    says = f"Recorded with {_where(first.environment)}."
+    if same:
+        says += f" The same was found with {'; '.join(_where(other.environment) for other in same)}."
+    if differ := [other for other in others if other not in same]:
+        says += f" Something else was found with {'; '.join(_where(other.environment) for other in differ)}."
+    return join(table(head, rows, "Checks by pitfalls", stacks=True), paragraph(says))
+
+
+def _row(entry: Entry, sides: Findings, functions: Sequence[str]) -> str:
+    repro, fix = sides[REPRO], sides.get(FIX, {})
+    kinds = [(kind, sum(kind in found for found in repro.values())) for kind in KINDS]
+    seen = [f"{text(KINDS[kind])}: {n} of {len(repro)}" for kind, n in kinds if n]
+    alarms = [f"{text(KINDS[kind])}: {code(name)}" for name, found in fix.items() for kind in found]
+    used = [f'<a href="#{name}">{code(name)}</a>' for name in functions if re.search(rf"\b{name}\b", entry.page)]
+    link = f'<a href="../pitfalls/{quote(entry.id)}/">{prose(entry.front.title)}</a>'
+    return row(link, ["<br>".join(seen) or "nothing", "<br>".join(alarms) or "nothing", "<br>".join(used) or "see the page"])
+
+
+def _functions(checks: str) -> list[str]:
+    return [node.name for node in parsed(checks, CHECKS).body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+
+
+def _where(environment: Environment) -> str:
+    return text(f"torch {environment.torch}, lightning {environment.lightning}, {environment.tier}, {environment.ranks} ranks")
