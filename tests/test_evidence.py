@@ -633,7 +633,7 @@ def test_it_needs_neither_torch_nor_lightning(tmp_path: Path) -> None:
         "import runpy; runpy.run_module('ddp_pitfalls', run_name='__main__')\n"
     )
     run = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=60, env=with_us())
-    assert (run.returncode, run.stdout) == (0, "evidence of 1 pitfall: 11 files written, 0 removed\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "evidence of 1 pitfall: 12 files written, 0 removed\n"), run.stderr
 
 
 def test_what_scripts_declare_is_read_as_it_is_run() -> None:

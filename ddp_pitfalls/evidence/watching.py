@@ -1,4 +1,4 @@
-"""The fragment that says which checks find which pitfall: what ``checks.Watch`` found in the scripts, and the functions that a page uses."""
+"""The fragment on which checks find which pitfall: what ``checks.Watch`` found in the scripts, and the functions that a page uses."""
 
 from __future__ import annotations
 
