@@ -607,7 +607,7 @@ def test_ranks_with_different_curves_are_told_apart(tmp_path: Path) -> None:
 
 def test_it_writes_what_changed_and_removes_what_is_stale(tmp_path: Path) -> None:
     root = project(tmp_path, ids=("one-pitfall", "two-pitfalls"), recorded={CPU: SILENT})
-    assert write(root) == "evidence of 2 pitfalls: 14 files written, 0 removed"
+    assert write(root) == "evidence of 2 pitfalls: 15 files written, 0 removed"
     folder = root / "build" / "evidence"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.md")}
     assert write(root) == "evidence of 2 pitfalls: 0 files written, 0 removed"
