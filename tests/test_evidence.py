@@ -616,7 +616,7 @@ def test_it_writes_what_changed_and_removes_what_is_stale(tmp_path: Path) -> Non
     (folder / "other").mkdir()
     (folder / "other" / "left.md").write_text("left")
     assert write(root) == "evidence of 1 pitfall: 6 files written, 4 removed; without a page: two-pitfalls"
-    over_all = ["checks.md", "hangs.md", "pitfalls.md", "recorded.md", "symptoms.md", "versions.md"]
+    over_all = ["checks.md", "hangs.md", "pitfalls.md", "recorded.md", "symptoms.md", "versions.md", "watched.md"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(["one-pitfall", *over_all])
 
 
