@@ -229,13 +229,14 @@ ENVIRONMENTS = tomllib.loads((ROOT / "environments.toml").read_text(encoding="ut
 @nox.session(venv_backend="none")
 @nox.parametrize("release", [nox.param(block, id=f"torch-{block['torch']}") for block in ENVIRONMENTS["environment"]])
 def versions(session: nox.Session, release: dict[str, Any]) -> None:
-    """Record every pair, or those named after "--", with another release, in an environment that is made for it and deleted afterwards."""
+    """Record every pair, or those named after "--", and what the checks find, with another release, in an environment made for it."""
     with tempfile.TemporaryDirectory(prefix="ddp-pitfalls-versions-") as folder:
         session.run(sys.executable, "-m", "virtualenv", "-q", "--python", release["python"], folder, external=True)
         theirs = str(Path(folder, "bin", "python"))
         pins = [f"torch=={release['torch']}", f"lightning=={release['lightning']}", *release["others"], *ENVIRONMENTS["core"]["packages"]]
         session.run(theirs, "-m", "pip", "install", "-q", "--no-cache-dir", *pins, external=True)
-        session.run(theirs, "-m", "ddp_pitfalls", "record", *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
+        for command in ("record", "watch"):
+            session.run(theirs, "-m", "ddp_pitfalls", command, *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from packaging.version import Version
 
@@ -19,6 +20,7 @@ TOP, EVIDENCE, END = "top.md", "evidence.md", "end.md"
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 
 Record = tuple[Environment, PairResult]
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ def on_gpu(environment: Environment) -> bool:
     return environment.tier != "cpu"
 
 
-def preferred_first(records: Sequence[Record]) -> list[Record]:
+def preferred_first(records: Sequence[tuple[Environment, Kept]]) -> list[tuple[Environment, Kept]]:
     """GPU before CPU, then newest torch, newest Lightning, two ranks before more."""
 
-    def key(record: Record) -> tuple[bool, int, int, str]:
+    def key(record: tuple[Environment, Kept]) -> tuple[bool, int, int, str]:
         environment = record[0]
         return (not on_gpu(environment), newest.index(_releases(environment)), environment.ranks, environment.name)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from ddp_pitfalls.evidence.entries import Entry
+from ddp_pitfalls.evidence.entries import Entry, preferred_first
 from ddp_pitfalls.evidence.functions import CHECKS
 from ddp_pitfalls.evidence.markup import code, join, paragraph, prose, row, table, text
 from ddp_pitfalls.evidence.source import parsed
@@ -33,17 +33,26 @@ def found(checks: str, entries: Sequence[Entry], records: Sequence[Watched]) -> 
     """Pitfalls by kinds of findings, with the number of silent variants in which each was found; then where else it was found the same."""
     if not records:
         return join(paragraph("Nothing was recorded yet."))
-    first, *others = sorted(records, key=lambda record: record.environment.ranks)
+    first, *others = (record for _, record in preferred_first([(record.environment, record) for record in records]))
     shown = [entry for entry in entries if first.pitfalls.get(entry.id, {}).get(REPRO)]
     rows = [_row(entry, first.pitfalls[entry.id], _functions(checks)) for entry in shown]
     head = ["Pitfall", "Watch finds, in so many silent variants", "In the fix", "To look once"]
-    same = [other for other in others if other.pitfalls == first.pitfalls]
+    same = [other for other in others if _same(first, other)]
     says = f"Recorded with {_where(first.environment)}."
     if same:
         says += f" The same was found with {'; '.join(_where(other.environment) for other in same)}."
     if differ := [other for other in others if other not in same]:
         says += f" Something else was found with {'; '.join(_where(other.environment) for other in differ)}."
     return join(table(head, rows, "Checks by pitfalls", stacks=True), paragraph(says))
+
+
+def _same(first: Watched, other: Watched) -> bool:
+    """Whether two environments found the same in every variant that both measured."""
+    one, two = (
+        {(id, side, name): found for id, sides in record.pitfalls.items() for side, names in sides.items() for name, found in names.items()}
+        for record in (first, other)
+    )
+    return all(one[key] == two[key] for key in one.keys() & two.keys())
 
 
 def _row(entry: Entry, sides: Findings, functions: Sequence[str]) -> str:
