@@ -58,7 +58,7 @@ def with_trainer(fabric):
     return counted(fabric, module.epochs[0])
 
 
-@variant(needs="lightning>=2.1", protects="the Trainer puts in a DistributedSampler that shuffles where the loader shuffles")
+@variant(needs="lightning>=2.0.3", protects="the Trainer puts in a DistributedSampler that shuffles where the loader shuffles")
 def shuffled_by_trainer(fabric):  # nothing to fix
     module, loader = Listed(), DataLoader(samples_for(fabric), batch_size=2, shuffle=True)
     trainer(fabric, max_epochs=1).fit(module, loader)
