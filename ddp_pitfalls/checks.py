@@ -301,7 +301,7 @@ def on_one_rank(model: nn.Module) -> Iterator[None]:
     It raises RuntimeError in a forward through the DDP wrapper of a model with buffers, which DDP broadcasts. Without communication.
     It does not see other collectives in the body: barriers, reductions, a metric that synchronises, a save.
     """
-    wrapper = replicated_part(model)
+    wrapper = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
     shared = [] if wrapper is None else [name for name, _ in wrapper.module.named_buffers() if name not in wrapper.parameters_to_ignore]
 
     def refuse(*_: Any) -> None:
@@ -481,8 +481,8 @@ class Watch:
         self._look_locally(parameters)
         layout = [(name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in parameters.items()]
         drawn = {name: state for name, state in _generators().items() if state != self.generators.get(name, state)}
-        mine = [self.steps, _number(layout), len(self.found), _number(drawn) if drawn else 0, self.batch]
-        steps, layouts, local, draws, batches = zip(*_gathered(torch.tensor(mine), self.group))
+        mine = [self.steps, _number(layout), len(self.found), _number(drawn) if drawn else 0, self.batch, len(self.buffers)]
+        steps, layouts, local, draws, batches, buffers = zip(*_gathered(torch.tensor(mine), self.group))
         new = self._found_anywhere() if any(local) else {}
         if _other(steps):
             new["steps", ""] = f"the ranks have made different numbers of steps: {', '.join(map(str, steps))}"
@@ -494,7 +494,7 @@ class Watch:
         if _other(layouts):
             new["model", ""] = f"{_ranks(_other(layouts))}: other names, shapes, dtypes or requires_grad of the parameters than on rank 0"
         else:
-            new |= self._compared(parameters)
+            new |= self._compared(parameters, {} if _other(buffers) else self.buffers)
         self.comparisons += 1
         return self._told({key: text for key, text in new.items() if key not in self.told and key[0] not in self.skip})
 
@@ -506,7 +506,7 @@ class Watch:
         self.forwards += self.wrapper.require_backward_grad_sync
         if self._compares_after(self.steps + 1) and not self.generators:
             self.generators, self.batch = _generators(), _fingerprint([*args, *kwargs.values()])
-            if self._is_whole():
+            if self._is_whole() and len(self.handles) == 2:
                 self.handles[2:] = [self.wrapper.module.register_forward_pre_hook(self._after_broadcast)]
 
     def _after_broadcast(self, *_: Any) -> None:
@@ -591,18 +591,18 @@ class Watch:
         having = {key: [rank for rank, theirs in enumerate(everyone) if key in theirs] for theirs in everyone for key in theirs}
         return {key: f"{_ranks(ranks)}: {everyone[ranks[0]][key]}" for key, ranks in having.items()}
 
-    def _compared(self, parameters: dict[str, nn.Parameter]) -> dict[tuple[str, str], str]:
-        """The tensors that differ between ranks, of each kind in one text."""
+    def _compared(self, parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor]) -> dict[tuple[str, str], str]:
+        """The tensors that differ between ranks, of each kind in one text; of buffers these are the checksums."""
         gradients = {f"gradient of {name}": p.grad for name, p in parameters.items() if p.requires_grad}
         whole: dict[str, Any] = dict(parameters) if self._is_whole() else {}
         tensors = {**gradients, **whole}
-        sums = {name: torch.tensor(ABSENT) if tensor is None else _checksum(tensor) for name, tensor in tensors.items()} | self.buffers
+        sums = {name: torch.tensor(ABSENT) if tensor is None else _checksum(tensor) for name, tensor in tensors.items()} | buffers
         if not sums:
             return {}
         row = torch.stack([one.to(next(iter(sums.values())).device) for one in sums.values()])
         columns = dict(zip(sums, zip(*_gathered(row, self.group))))
         found = {}
-        for kind, names in (("gradients", gradients), ("parameters", whole), ("buffers", self.buffers)):
+        for kind, names in (("gradients", gradients), ("parameters", whole), ("buffers", buffers)):
             if differ := [name for name in names if _other(columns[name])]:
                 texts = [self._difference(name, tensors.get(name), columns[name]) for name in differ[:NAMED]]
                 more = [f"and {len(differ) - NAMED} more"] if len(differ) > NAMED else []

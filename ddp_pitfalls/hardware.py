@@ -84,7 +84,8 @@ def choose(wanted: str, ranks: int, gpus: int) -> Tier:
         return CUDA_SHARED if gpus == 1 else CPU
     tier = TIERS[wanted]
     if tier is CUDA and gpus < ranks:
-        raise Absent(f"tier cuda with {ranks} ranks needs {ranks} GPUs, {found}: use --accelerator cpu, or fewer --ranks")
+        fewer = ", or fewer --ranks" if gpus > 1 else ""
+        raise Absent(f"tier cuda with {ranks} ranks needs {ranks} GPUs, {found}: use --accelerator cpu{fewer}")
     if tier is CUDA_SHARED and gpus < 1:
         raise Absent(f"tier cuda-shared needs a GPU, {found}: use --accelerator cpu")
     return tier

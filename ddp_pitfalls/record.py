@@ -37,6 +37,8 @@ def record(root: Path, ids: Sequence[str], asked: Asked, jobs: int, *, replace: 
     for id, problem in problems.items():
         print(f"{id}: not recorded: {problem}")
     new = {id: pair for id, pair in measured.items() if id not in problems}
+    for id in sorted({script.pitfall for script in runs if not script.as_documented} & set(new)):
+        print(f"{id}: recorded, though not as documented: see nox -s verify -- {id}")
     if here and path and new:
         changed = results.write(path.parent, results.merged(old, Results(results.FORMAT, here, new)))
         print(f"{path.relative_to(root)}: {'written' if changed else 'unchanged'}")

@@ -52,17 +52,20 @@ def _print(runs: Sequence[ScriptRun]) -> None:
         console.print(
             f"{here.ranks} ranks, tier {here.tier} ({here.backend}), torch {here.torch}, lightning {here.lightning}, Python {here.python}"
         )
+    ids = list(dict.fromkeys(script.pitfall for script in runs))
     table = Table(box=None, pad_edge=False)
     table.add_column("pitfall", no_wrap=True)
     for heading in ("kind", "repro", "fix"):
         table.add_column(heading)
     table.add_column("seconds", justify="right")
-    for id in dict.fromkeys(script.pitfall for script in runs):
+    for id in ids:
         sides = {script.side: script for script in runs if script.pitfall == id}
         kinds = ", ".join(dict.fromkeys(o.kept.kind for o in sides[REPRO].outcomes))
         seconds = sum(o.seconds for script in sides.values() for o in script.outcomes)
         table.add_row(id, kinds, _summary(sides[REPRO]), _summary(sides[FIX]), f"{seconds:.1f}")
     console.print(table)
+    wrong = {script.pitfall for script in runs if not script.as_documented}
+    console.print(f"{len(ids) - len(wrong)} of {len(ids)} as documented" + (f"; not: {', '.join(sorted(wrong))}" if wrong else ""))
     for script in runs:
         if not script.as_documented:
             _print_wrong(console, script)

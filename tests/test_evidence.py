@@ -480,6 +480,11 @@ def test_findings_are_counted_and_other_environments_named(tmp_path: Path) -> No
     )
     assert "Something else was found with torch 2.9.1" in shown
     assert "no-page" not in shown
+    [entry] = found
+    assert "The check to leave on finds hooks lost (2 of 2 silent variants); gradients differ (1 of 2" in text_of(
+        watching.on_page(entry, [kept(CPU, "hooks")])
+    )
+    assert watching.on_page(entry, []) == ""
 
 
 def test_every_kind_of_finding_has_words() -> None:
@@ -607,7 +612,7 @@ def test_ranks_with_different_curves_are_told_apart(tmp_path: Path) -> None:
 
 def test_it_writes_what_changed_and_removes_what_is_stale(tmp_path: Path) -> None:
     root = project(tmp_path, ids=("one-pitfall", "two-pitfalls"), recorded={CPU: SILENT})
-    assert write(root) == "evidence of 2 pitfalls: 15 files written, 0 removed"
+    assert write(root) == "evidence of 2 pitfalls: 16 files written, 0 removed"
     folder = root / "build" / "evidence"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.md")}
     assert write(root) == "evidence of 2 pitfalls: 0 files written, 0 removed"
@@ -633,7 +638,7 @@ def test_it_needs_neither_torch_nor_lightning(tmp_path: Path) -> None:
         "import runpy; runpy.run_module('ddp_pitfalls', run_name='__main__')\n"
     )
     run = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=60, env=with_us())
-    assert (run.returncode, run.stdout) == (0, "evidence of 1 pitfall: 12 files written, 0 removed\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "evidence of 1 pitfall: 13 files written, 0 removed\n"), run.stderr
 
 
 def test_what_scripts_declare_is_read_as_it_is_run() -> None:

@@ -38,8 +38,8 @@ def test_a_tier_by_name(wanted: str, gpus: int, tier: Tier) -> None:
 @pytest.mark.parametrize(
     ("wanted", "ranks", "gpus", "message"),
     [
-        ("cuda", 2, 0, "tier cuda with 2 ranks needs 2 GPUs, found 0 GPUs: use --accelerator cpu, or fewer --ranks"),
-        ("cuda", 2, 1, "tier cuda with 2 ranks needs 2 GPUs, found 1 GPU: use --accelerator cpu, or fewer --ranks"),
+        ("cuda", 2, 0, "tier cuda with 2 ranks needs 2 GPUs, found 0 GPUs: use --accelerator cpu"),
+        ("cuda", 2, 1, "tier cuda with 2 ranks needs 2 GPUs, found 1 GPU: use --accelerator cpu"),
         ("cuda", 4, 2, "tier cuda with 4 ranks needs 4 GPUs, found 2 GPUs: use --accelerator cpu, or fewer --ranks"),
         ("cuda-shared", 2, 0, "tier cuda-shared needs a GPU, found 0 GPUs: use --accelerator cpu"),
     ],

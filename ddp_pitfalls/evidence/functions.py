@@ -27,6 +27,11 @@ def functions(checks: str, entries: Sequence[Entry]) -> str:
     return join(*blocks) if blocks else join("There is no check yet.")
 
 
+def copies(checks: str) -> dict[str, str]:
+    """Each function that stands alone, with its imports, by name: for the pages that show it."""
+    return {name: patterns.pattern(checks, name) for name in patterns.names(checks)}
+
+
 def _first_sentence(node: ast.FunctionDef) -> str:
     return SENTENCE.split((ast.get_docstring(node) or "").replace("``", "`"))[0]
 

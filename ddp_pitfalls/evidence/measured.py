@@ -60,7 +60,8 @@ def _table(variant: Declared, record: Record) -> Table:
     rows = [row(f"{side}: {text(result.verdict)}", *_outcome(result, ranks, variant.varies, length)) for side, result in present.items()]
     if expected:
         rows.append(row("Healthy", [_value(expected[r].healthy, length) if r in expected else "not known" for r in ranks]))
-        rows.append(row("Broken", [_broken(expected[r], length) if r in expected else "not known" for r in ranks]))
+        if variant.kind != "hangs":  # there the failure is the hang, and what a rank measured before it is compared with nothing
+            rows.append(row("Broken", [_broken(expected[r], length) if r in expected else "not known" for r in ranks]))
     quantities = text(", ".join(dict.fromkeys(m.quantity for m in expected.values())))
     caption = f"{quantities} ({text(length)})" if length else quantities
     return ("Run", *([f"Rank {r}" for r in ranks] or ["Outcome"])), tuple(rows), caption

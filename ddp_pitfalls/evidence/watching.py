@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from ddp_pitfalls.evidence.entries import Entry, preferred_first
@@ -55,10 +55,25 @@ def _same(first: Watched, other: Watched) -> bool:
     return all(one[key] == two[key] for key in one.keys() & two.keys())
 
 
+def on_page(entry: Entry, records: Sequence[Watched]) -> str:
+    """Whether a Watch that is left on finds the pitfall of a page: a sentence, where it has a silent variant that was run under one."""
+    preferred = preferred_first([(record.environment, record) for record in records])
+    repro = next((record.pitfalls[entry.id].get(REPRO, {}) for _, record in preferred if entry.id in record.pitfalls), {})
+    if not repro:
+        return ""
+    seen = [f"{text(KINDS[kind])} ({n} of {len(repro)} silent variants)" for kind, n in _counted(repro) if n]
+    told = f"finds {'; '.join(seen)}" if seen else "finds nothing here"
+    return paragraph(f'The <a href="../../checks/#leave-it-on">check to leave on</a> {told}.')
+
+
+def _counted(variants: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
+    """The kinds of findings, each with the number of variants that have it."""
+    return [(kind, sum(kind in found for found in variants.values())) for kind in KINDS]
+
+
 def _row(entry: Entry, sides: Findings, functions: Sequence[str]) -> str:
     repro, fix = sides[REPRO], sides.get(FIX, {})
-    kinds = [(kind, sum(kind in found for found in repro.values())) for kind in KINDS]
-    seen = [f"{text(KINDS[kind])}: {n} of {len(repro)}" for kind, n in kinds if n]
+    seen = [f"{text(KINDS[kind])}: {n} of {len(repro)}" for kind, n in _counted(repro) if n]
     alarms = [f"{text(KINDS[kind])}: {code(name)}" for name, found in fix.items() for kind in found]
     used = [f'<a href="#{name}">{code(name)}</a>' for name in functions if re.search(rf"\b{name}\b", entry.page)]
     link = f'<a href="../pitfalls/{quote(entry.id)}/">{prose(entry.front.title)}</a>'

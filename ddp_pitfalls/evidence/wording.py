@@ -121,6 +121,8 @@ def plain(value: Any) -> str:
         return f"{value:g}"
     if not isinstance(value, list):
         return shown(value)
+    if not value:
+        return "none"
     cut = [f"{CUT}{length(value)}"] if length(value) else []
     return ", ".join([f"[{plain(v)}]" if isinstance(v, list) else plain(v) for v in (value[:SHOWN] if cut else value)] + cut)
 

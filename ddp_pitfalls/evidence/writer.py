@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ddp_pitfalls.evidence.entries import FOLDER, Entry, entries
-from ddp_pitfalls.evidence.functions import CHECKS, functions
+from ddp_pitfalls.evidence.functions import CHECKS, copies, functions
 from ddp_pitfalls.evidence.index import recorded, symptoms
 from ddp_pitfalls.evidence.overview import hangs, pitfalls, versions
 from ddp_pitfalls.evidence.programs import published
@@ -19,7 +19,7 @@ DOCS = Path("docs")
 
 def render(found: list[Entry], checks: str = "", watched: Sequence[Watched] = ()) -> dict[Path, str]:
     """Every generated file by its path in the project. ``checks`` is the text of checks.py, ``watched`` what its Watch found."""
-    pages = {FOLDER / entry.id / name: text for entry in found for name, text in fragments(entry).items()}
+    pages = {FOLDER / entry.id / name: text for entry in found for name, text in fragments(entry, watched).items()}
     over_all = {
         "symptoms": symptoms(found),
         "recorded": recorded(found),
@@ -29,8 +29,9 @@ def render(found: list[Entry], checks: str = "", watched: Sequence[Watched] = ()
         "checks": functions(checks, found),
         "watched": found_by_watch(checks, found, watched),
     }
-    programs = {DOCS / name: text for name, text in published(found).items()}
-    return {**pages, **{FOLDER / f"{name}.md": text for name, text in over_all.items()}, **programs}
+    code = {FOLDER / "checks" / f"{name}.py": text for name, text in copies(checks).items()}
+    programs = {DOCS / name: text for name, text in {**published(found), CHECKS.name: checks}.items()}
+    return {**pages, **{FOLDER / f"{name}.md": text for name, text in over_all.items()}, **code, **programs}
 
 
 def write(root: Path) -> str:
