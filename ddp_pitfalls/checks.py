@@ -12,8 +12,9 @@ import sys
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from fnmatch import fnmatchcase
 from itertools import count
 from os import PathLike
@@ -399,10 +400,11 @@ FINDINGS = {  # the kinds of what a Watch may find, and the pitfalls to which th
     "steps": ("uneven-inputs", "rank-local-early-stop"),
     "model": ("unfreeze-after-wrap",),
 }
-PAGE = "docs/pitfalls/{}.md"  # in ddp-pitfalls
+PAGE = "docs/pitfalls/{}.md"
 NAMED = 3  # tensors that a message names
 WHOLE_EVERY = 10  # comparisons of gradients for one of parameters and buffers too
 SPREAD = 4096  # numbers of a tensor, evenly spread, that must be alike in two batches
+GENERATORS = ("torch", "cuda", "random", "numpy")
 ABSENT = 1 << 62  # stands for the checksum of a gradient that is not there
 
 _log = logging.getLogger("ddp_pitfalls.checks")
@@ -480,14 +482,15 @@ class Watch:
         parameters = dict(self._named(self.wrapper.module.named_parameters()))
         self._look_locally(parameters)
         layout = [(name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in parameters.items()]
-        drawn = {name: state for name, state in _generators().items() if state != self.generators.get(name, state)}
-        mine = [self.steps, _number(layout), len(self.found), _number(drawn) if drawn else 0, self.batch, len(self.buffers)]
-        steps, layouts, local, draws, batches, buffers = zip(*_gathered(torch.tensor(mine), self.group))
+        drawn = {name: _number(state) for name, state in _generators().items() if state != self.generators.get(name, state)}
+        mine = [self.steps, _number(layout), len(self.found), self.batch, len(self.buffers), *(drawn.get(name, 0) for name in GENERATORS)]
+        steps, layouts, local, batches, buffers, *draws = zip(*_gathered(torch.tensor(mine), self.group))
         new = self._found_anywhere() if any(local) else {}
         if _other(steps):
             new["steps", ""] = f"the ranks have made different numbers of steps: {', '.join(map(str, steps))}"
-        if alike := _alike(draws):
-            new["random", ""] = f"{alike} drew the same random numbers between forward and step"
+        for name, states in zip(GENERATORS, draws):
+            if alike := _alike(states):
+                new["random", name] = f"{alike} drew the same random numbers from {name} between forward and step"
         if (alike := _alike(batches)) and alike == self.same_batch:
             new["samples", ""] = f"{alike} got the same batch, and did so at the comparison before"
         self.same_batch = alike
@@ -555,7 +558,8 @@ class Watch:
         nodes = zip(self.places, self.nodes, _accumulators(now))
         lost = [place[0] for place, was, node in nodes if node is not None and node is not was]
         self._find("hooks", lost, "DDP does not average the gradient of {}: moved, cast, replaced or unfrozen since it was wrapped")
-        self._find("around", [] if self.forwards else ["the model"], "no forward of {} went through DDP since the last step, no_sync aside")
+        around = self.steps > 1 and not self.forwards  # before the first step a forward may have been made earlier than this watch
+        self._find("around", ["DDP"] if around else [], "no forward since the last step went through {}: another call, or no_sync for all")
         if self.idle:
             self.idle = {name: parameter for name, parameter in self.idle.items() if parameter.grad is None}
         if self._compares_after(self.steps):
@@ -577,11 +581,12 @@ class Watch:
             self.found[key] = text.format(_some(names))
             if not self._compares_after(self.steps):
                 _log.error("rank %d, step %d: %s%s", dist.get_rank(self.group), self.steps, self.found[key], _pages(kind))
+                self.found[key] += f" (first seen at step {self.steps})"
 
     def _look_locally(self, parameters: dict[str, nn.Parameter]) -> None:
         new = [name for name, p in parameters.items() if p.requires_grad and id(p) not in self.ids]
         self._find("hooks", new, "DDP does not know {}, which came into the model after it was wrapped")
-        if self.steps > max(self.every, 1):
+        if self.comparisons and self.steps > 1:
             self._find("idle", list(self.idle), "no gradient since the start for {}")
 
     def _found_anywhere(self) -> dict[tuple[str, str], str]:
@@ -618,13 +623,16 @@ class Watch:
 
     def _told(self, new: dict[tuple[str, str], str]) -> str:
         self.told |= set(new)
-        text = f"step {self.steps}: " + "\n".join(f"{one}{_pages(kind)}" for (kind, _), one in new.items()) if new else ""
+        kinds = {kind for kind, _ in new}
+        explained = {"gradients"} if kinds & {"hooks", "around"} else set()  # these say why gradients differ
+        lines = [one if kind in explained else f"{one}{_pages(kind)}" for (kind, _), one in new.items()]
+        text = f"step {self.steps}: " + "\n".join(lines) if new else ""
         if text and callable(self.tell):
             self.tell(text)
         elif text and self.tell == "raise":
             raise Fault(text)
         elif text and dist.get_rank(self.group) == 0:
-            warnings.warn(text, stacklevel=2) if self.tell == "warn" else _log.error(text)
+            warnings.warn_explicit(text, RuntimeWarning, __file__, 0) if self.tell == "warn" else _log.error(text)
         return text
 
     # Which tensors
@@ -671,8 +679,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-        elif isinstance(value, dict):
+        elif isinstance(value, Mapping):
             yield from _tensors(value.values())
+        elif is_dataclass(value):
+            yield from _tensors(vars(value).values())
 
 
 def _number(value: Any) -> int:
@@ -696,7 +706,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _pages(kind: str) -> str:
-    return f" (see {', '.join(PAGE.format(pitfall) for pitfall in FINDINGS[kind])})"
+    return f" (ddp-pitfalls: {', '.join(PAGE.format(pitfall) for pitfall in FINDINGS[kind])})"
 
 
 def _weak(method: Callable[..., Any]) -> Callable[..., Any]:

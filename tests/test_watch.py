@@ -106,7 +106,6 @@ BLIND = {  # silent variants of a pitfall to which a finding points, that it doe
     ("unfreeze-after-wrap", "unhooked"): "ends before a backward",
 }
 MEANT = {  # fixes in which something is found that is no mistake there, and why
-    ("bypass-wrapper-forward", "hook_of_trainer"): "the forward does go around DDP, and is averaged nevertheless",
     ("eval-padding-duplicates", "uneven_mean"): "it trains on the same batches on all ranks, and looks at the validation only",
     ("identical-seed-per-rank", "workers_of_trainer"): "its dropout does draw alike; it looks at the workers only",
     ("unused-parameter-late-error", "with_fabric"): "a layer is idle in all steps, which find_unused_parameters allows",

@@ -1,8 +1,11 @@
 """What ``Watch`` finds in training loops with one fault each, on which ranks it says so, and what it cannot see."""
 
 import logging
+import random
 import re
 import warnings
+from collections import UserDict
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -56,7 +59,7 @@ def watched(fabric, module=None, every=1, **options):
 
 MARKS = {  # what only the text of one kind has
     "hooks": r"does not (average|know)",
-    "around": r"went through DDP",
+    "around": r"no forward since the last step went through DDP",
     "gradients": r"(?m)(^|^step \d+: )gradient of \S+: ",
     "parameters": r"(?m)(^|^step \d+: )[a-z]+\.weight: ",
     "buffers": r"buffer \S+: ",
@@ -262,6 +265,59 @@ def equal_masks(fabric):
 
 
 @variant
+def equal_numbers_of_one_generator(fabric):
+    """Python's is not seeded by rank."""
+
+    class Skips(Net):
+        def forward(self, inputs):
+            return super().forward(nn.functional.dropout(inputs)) * random.random()
+
+    model, _, said = watched(fabric, Skips())
+    random.seed(5)
+    torch.manual_seed(fabric.global_rank)
+    train(fabric, model, range(1))
+    assert "drew the same random numbers from random between" in said[0], said
+    return found(said, "random")
+
+
+@variant
+def one_batch_in_a_mapping(fabric):
+    @dataclass
+    class Batch:
+        parts: UserDict
+
+    class Unpacks(Net):
+        def forward(self, batch):
+            return super().forward(batch.parts["inputs"][0])
+
+    model, _, said = watched(fabric, Unpacks())
+    optimizer = sgd(model)
+    for number in range(2):
+        optimizer.zero_grad()
+        samples = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+        model(Batch(UserDict(inputs=[samples]))).square().mean().backward()
+        optimizer.step()
+    return found(said, "samples")
+
+
+@variant
+def compared_by_hand(fabric):
+    """By a watch that is made between forward and step, and after a short run, in which only step 1 was compared."""
+    module = Net()
+    module.third = nn.Linear(8, 8)
+    model = DistributedDataParallel(module, find_unused_parameters=True)
+    optimizer, said = sgd(model), []
+    model(batch(fabric, 0)).square().mean().backward()
+    watch = Watch(model, tell=said.append)
+    watch.check()
+    optimizer.step()
+    assert said == [], said
+    train(fabric, model, range(1, 20), optimizer=optimizer)
+    watch.check()
+    return found(said, "idle")
+
+
+@variant
 def a_step_more_on_one_rank(fabric):
     """It steps without a new backward: nothing hangs, and the ranks differ from then on."""
     model, watch, said = watched(fabric, every=100)
@@ -307,17 +363,18 @@ def all_ranks_raise_together(fabric):
         f"rank{'s' if fabric.world_size > 2 else ''} {others}: DDP does not average the gradient of first.weight, first.bias" in told[0]
     ), told
     assert "docs/pitfalls/unfreeze-after-wrap.md" in told[0]
-    return found(told, "around", "hooks")
+    return found(told, "hooks")
 
 
 @variant
 def rank_0_warns_once(fabric):
+    """Of each of two findings: gradients at the first step, the forward at the second."""
     model = DistributedDataParallel(Net())
     Watch(model, every=1, tell="warn")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         train(fabric, model, range(4), forward=model.module)
-    return Measurement("warnings", len(heard), healthy=1 if fabric.global_rank == 0 else 0, broken=AnyOther("more or fewer"))
+    return Measurement("warnings", len(heard), healthy=2 if fabric.global_rank == 0 else 0, broken=AnyOther("more or fewer"))
 
 
 def logged():
@@ -337,7 +394,7 @@ def rank_0_logs(fabric):
     model = DistributedDataParallel(Net())
     Watch(model, every=1, tell="log")
     train(fabric, model, range(4), forward=model.module)
-    return Measurement("log records", len(heard), healthy=1 if fabric.global_rank == 0 else 0, broken=AnyOther("more or fewer"))
+    return Measurement("log records", len(heard), healthy=2 if fabric.global_rank == 0 else 0, broken=AnyOther("more or fewer"))
 
 
 @variant
@@ -348,7 +405,9 @@ def a_rank_logs_at_once(fabric):
     train(fabric, model, range(2))
     train(fabric, model, range(2, 4), forward=model.module)
     assert said == []
-    told = [text for text in heard if text.startswith(f"rank {fabric.global_rank}, step 3: no forward of the model went through DDP")]
+    told = [
+        text for text in heard if text.startswith(f"rank {fabric.global_rank}, step 3: no forward since the last step went through DDP")
+    ]
     return Measurement("log records", len(told), healthy=1, broken=AnyOther("more or fewer"))
 
 
