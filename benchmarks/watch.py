@@ -64,7 +64,7 @@ def measure(rank: int, folder: Path) -> None:
     plain = seconds(train, 15)
     watch = Watch(model, every=10**9, skip=["around"])  # the looks that are measured have no forward before them
     train()  # the first step is compared
-    hooks = seconds(watch._look, 200)
+    hooks = seconds(lambda: watch._look(optimizer), 200)
     watch.comparisons = 1
     gradients = seconds(lambda: (watch.check(), setattr(watch, "comparisons", 1)), 15)
     whole = seconds(lambda: (setattr(watch, "comparisons", 0), watch.check()), 15)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from fnmatch import fnmatchcase
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from os import PathLike
 from typing import Any
@@ -24,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 def replicated_part(model: nn.Module) -> DistributedDataParallel | None:
@@ -117,6 +119,7 @@ def _shapes(model: dict[str, tuple[Any, ...]]) -> list[Any]:
 def _difference(name: str, tensor: torch.Tensor, tolerance: float, group: Any) -> list[str]:
     """What to say where a tensor is not within ``tolerance`` of rank 0's. Shape and dtype must be the same on all ranks."""
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    dense = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
     if not dense.numel():
         return []
     mine = dense.reshape(-1)
@@ -404,7 +407,8 @@ PAGE = "docs/pitfalls/{}.md"
 NAMED = 3  # tensors that a message names
 WHOLE_EVERY = 10  # comparisons of gradients for one of parameters and buffers too
 SPREAD = 4096  # numbers of a tensor, evenly spread, that must be alike in two batches
-GENERATORS = ("torch", "cuda", "random", "numpy")
+NOISE = ("torch", "cuda")  # generators that make a model's noise; what the others draw in a forward is often equal on purpose
+LATE = 1000  # forwards after which a watch that has seen no step says so
 ABSENT = 1 << 62  # stands for the checksum of a gradient that is not there
 
 _log = logging.getLogger("ddp_pitfalls.checks")
@@ -437,21 +441,25 @@ class Watch:
         ignore: Collection[str] = (),
         skip: Collection[str] = (),
     ) -> None:
-        wrapper = replicated_part(model)
-        if wrapper is None:
+        wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+        if not wrappers:
             raise ValueError("the model has no DistributedDataParallel wrapper: watch what the wrapping returned")
+        if len(wrappers) > 1:
+            raise ValueError(f"the model has {len(wrappers)} DistributedDataParallel wrappers: watch each by itself")
         if every < 1:
             raise ValueError(f"every={every}: needs a number of optimizer steps, 1 or more")
         if not callable(tell) and tell not in ("raise", "warn", "log"):
             raise ValueError(f"tell={tell!r}: needs 'raise', 'warn', 'log' or a function that takes the text")
         if unknown := set(skip) - set(FINDINGS):
             raise ValueError(f"skip={sorted(unknown)}: needs some of {', '.join(FINDINGS)}")
-        self.wrapper, self.every, self.tell, self.ignore, self.skip = wrapper, every, tell, tuple(ignore), frozenset(skip)
-        self.group = wrapper.process_group
+        self.wrapper, self.every, self.tell, self.ignore, self.skip = wrappers[0], every, tell, tuple(ignore), frozenset(skip)
+        self.group = self.wrapper.process_group
         self.steps = self.comparisons = self.forwards = 0  # forwards since the last step after which DDP averages
         self.found: dict[tuple[str, str], str] = {}  # by this rank since the ranks last compared
-        self.told: set[tuple[str, str]] = set()
-        self.generators: dict[str, bytes] = {}  # before the first forward of a step after which the ranks compare
+        self.seen: set[tuple[str, str]] = set()  # kinds and names that this rank found
+        self.differed: set[tuple[str, str]] = set()  # kinds and names of tensors that differed; this and the next are the same on all ranks
+        self.told: set[tuple[str, str]] = set()  # kinds and texts
+        self.generators: dict[str, bytes] = {}  # before the last forward of a step after which the ranks compare
         self.batch, self.same_batch = 0, ""
         self.buffers: dict[str, torch.Tensor] = {}
         self.optimizer: Callable[[], Optimizer | None] = lambda: None  # a weak reference to the one whose step counted last
@@ -462,17 +470,22 @@ class Watch:
         _watches.add(self)
         self.nodes = _accumulators([parameter for *_, parameter in self.places])
         self.idle = {name: parameter for name, _, _, parameter in self.places if parameter.requires_grad}
+        self.stepping = False  # within a step: an optimizer may call its parent's, which is no other step
+        self.for_buffers: Any = None  # a hook, from DDP's forward to that of its module
         self.handles = [
-            wrapper.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.wrapper.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             register_optimizer_step_pre_hook(_weak(self._before_step)),
+            register_optimizer_step_post_hook(_weak(self._after_step)),
         ]
+        for handle in self.handles[1:]:
+            weakref.finalize(self, handle.remove).atexit = False
 
     def __reduce__(self) -> Any:
         return object.__new__, (Watch,)
 
     def stop(self) -> None:
         """Look no more. A model that is wrapped and watched again needs no call."""
-        for handle in self.handles:
+        for handle in (*self.handles, *([self.for_buffers] if self.for_buffers else [])):
             handle.remove()
         _watches.discard(self)
 
@@ -483,12 +496,16 @@ class Watch:
         self._look_locally(parameters)
         layout = [(name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in parameters.items()]
         drawn = {name: _number(state) for name, state in _generators().items() if state != self.generators.get(name, state)}
-        mine = [self.steps, _number(layout), len(self.found), self.batch, len(self.buffers), *(drawn.get(name, 0) for name in GENERATORS)]
-        steps, layouts, local, batches, buffers, *draws = zip(*_gathered(torch.tensor(mine), self.group))
+        buffers = _number(list(self.buffers))
+        mine = [self.steps, _number(layout), len(self.found), self.batch, buffers, *(drawn.get(name, 0) for name in NOISE)]
+        try:
+            steps, layouts, local, batches, named, *draws = zip(*_gathered(torch.tensor(mine), self.group))
+        except RuntimeError as error:
+            raise Fault(f"step {self.steps}: the ranks did not meet: one has made another number of steps, or has ended") from error
         new = self._found_anywhere() if any(local) else {}
         if _other(steps):
             new["steps", ""] = f"the ranks have made different numbers of steps: {', '.join(map(str, steps))}"
-        for name, states in zip(GENERATORS, draws):
+        for name, states in zip(NOISE, draws):
             if alike := _alike(states):
                 new["random", name] = f"{alike} drew the same random numbers from {name} between forward and step"
         if (alike := _alike(batches)) and alike == self.same_batch:
@@ -497,9 +514,9 @@ class Watch:
         if _other(layouts):
             new["model", ""] = f"{_ranks(_other(layouts))}: other names, shapes, dtypes or requires_grad of the parameters than on rank 0"
         else:
-            new |= self._compared(parameters, {} if _other(buffers) else self.buffers)
+            new |= self._compared(parameters, {} if _other(named) else self.buffers)  # some are made on demand
         self.comparisons += 1
-        return self._told({key: text for key, text in new.items() if key not in self.told and key[0] not in self.skip})
+        return self._told({key: text for key, text in new.items() if key not in self.told and key[0] not in self.skip}, steps[0])
 
     # In a step
 
@@ -507,36 +524,52 @@ class Watch:
         if self.wrapper is None or not torch.is_grad_enabled():
             return
         self.forwards += self.wrapper.require_backward_grad_sync
-        if self._compares_after(self.steps + 1) and not self.generators:
-            self.generators, self.batch = _generators(), _fingerprint([*args, *kwargs.values()])
-            if self._is_whole() and len(self.handles) == 2:
-                self.handles[2:] = [self.wrapper.module.register_forward_pre_hook(self._after_broadcast)]
+        self.stepping = False
+        if self.forwards == LATE:
+            _log.warning(
+                "%d forwards, and no step of an optimizer that updates the model, or one under Join: this watch sees nothing", LATE
+            )
+        if self._compares_after(self.steps + 1):
+            self.generators = _generators()  # before the last forward: what comes between two, a loader's start for example, is no noise
+            if batch := _fingerprint([*args, *kwargs.values()]):
+                self.batch = _number((self.batch, batch))
+            if (
+                self._is_whole()
+                and not self.buffers
+                and not self.for_buffers
+                and not isinstance(self.wrapper.module, torch.jit.ScriptModule)
+            ):
+                self.for_buffers = self.wrapper.module.register_forward_pre_hook(self._after_broadcast)
 
     def _after_broadcast(self, *_: Any) -> None:
         """Between DDP's broadcast of the buffers and the forward that may change them: the moment in which they are equal."""
-        assert self.wrapper is not None
-        self.handles.pop().remove()
+        if self.wrapper is None or self.for_buffers is None:
+            return
+        self.for_buffers.remove()
+        self.for_buffers = None
         if self.wrapper.will_sync_module_buffers() or not self.wrapper.broadcast_buffers:
             self.buffers = {f"buffer {name}": _checksum(buffer) for name, buffer in self._named(self.wrapper.module.named_buffers())}
 
     _before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        assert self.wrapper is not None
-        if not self._counts(optimizer):
+        if self.stepping or not self._counts(optimizer):
             return None
-        self.optimizer = weakref.ref(optimizer)
+        self.stepping, self.optimizer = True, weakref.ref(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._look()
+        if not callable(closure):
+            self._look(optimizer)
             return None
 
-        def then_look() -> Any:  # forward and backward are in the closure
-            loss = closure()
-            self._look()
+        def then_look(*inputs: Any, **options: Any) -> Any:  # forward and backward are in the closure
+            loss = closure(*inputs, **options)
+            self._look(optimizer)
             return loss
 
-        return args[:1], {**kwargs, "closure": then_look}
+        return (args, {**kwargs, "closure": then_look}) if "closure" in kwargs else ((args[0], then_look, *args[2:]), kwargs)
+
+    def _after_step(self, *_: Any) -> None:
+        self.stepping = False
 
     def _counts(self, optimizer: Optimizer) -> bool:
         """Whether it updates the model, and is not a second optimizer after the same backward."""
@@ -549,22 +582,29 @@ class Watch:
             ours = any(id(parameter) in now for parameter in held)
         return ours and (self.forwards > 0 or self.optimizer() in (None, optimizer))
 
-    def _look(self) -> None:
+    def _look(self, optimizer: Optimizer | None = None) -> None:
         assert self.wrapper is not None
-        now = [holder.get(key) for _, holder, key, _ in self.places]
-        if self.wrapper._join_config.enable or all(parameter is None or parameter.grad is None for parameter in now):
+        now = [holder[key] if key in holder else None for _, holder, key, _ in self.places]  # noqa: SIM401 (TorchScript's has no get)
+        held = [parameter for group in (optimizer.param_groups if optimizer else ()) for parameter in group["params"]]
+        if self.wrapper._join_config.enable or all(parameter is None or parameter.grad is None for parameter in (*now, *held)):
             return  # under Join, where a rank may be done and nobody answers it; or a step without a backward
         self.steps += 1
         nodes = zip(self.places, self.nodes, _accumulators(now))
         lost = [place[0] for place, was, node in nodes if node is not None and node is not was]
         self._find("hooks", lost, "DDP does not average the gradient of {}: moved, cast, replaced or unfrozen since it was wrapped")
-        around = self.steps > 1 and not self.forwards  # before the first step a forward may have been made earlier than this watch
+        within = DistributedDataParallel._active_ddp_module is self.wrapper  # Lightning's manual optimization steps inside a forward
+        around = self.steps > 1 and not self.forwards and not within  # before the first step, a forward may be older than this watch
         self._find("around", ["DDP"] if around else [], "no forward since the last step went through {}: another call, or no_sync for all")
         if self.idle:
             self.idle = {name: parameter for name, parameter in self.idle.items() if parameter.grad is None}
-        if self._compares_after(self.steps):
-            self.check()
-        self.forwards, self.generators, self.batch, self.buffers = 0, {}, 0, {}
+        try:
+            if self._compares_after(self.steps):
+                self.check()
+        except BaseException:
+            self.stepping = False  # the step does not come to its end
+            raise
+        finally:
+            self.forwards, self.generators, self.batch, self.buffers = 0, {}, 0, {}
 
     def _compares_after(self, step: int) -> bool:
         return (step - 1) % self.every == 0
@@ -576,18 +616,20 @@ class Watch:
 
     def _find(self, kind: str, names: Sequence[str], text: str) -> None:
         """Keep what this rank found until the ranks compare; log it at once, since a rank that trains alone may not get there."""
-        key = kind, names[0] if names else ""
-        if names and kind not in self.skip and key not in self.told and key not in self.found:
-            self.found[key] = text.format(_some(names))
+        new = [name for name in names if (kind, name) not in self.seen]
+        if new and kind not in self.skip:
+            self.seen |= {(kind, name) for name in new}
+            says = text.format(_some(new))
             if not self._compares_after(self.steps):
-                _log.error("rank %d, step %d: %s%s", dist.get_rank(self.group), self.steps, self.found[key], _pages(kind))
-                self.found[key] += f" (first seen at step {self.steps})"
+                _log.error("rank %d, step %d: %s%s", dist.get_rank(self.group), self.steps, says, _pages(kind))
+                says += f" (first seen at step {self.steps})"
+            self.found[kind, says] = says
 
     def _look_locally(self, parameters: dict[str, nn.Parameter]) -> None:
         new = [name for name, p in parameters.items() if p.requires_grad and id(p) not in self.ids]
         self._find("hooks", new, "DDP does not know {}, which came into the model after it was wrapped")
         if self.comparisons and self.steps > 1:
-            self._find("idle", list(self.idle), "no gradient since the start for {}")
+            self._find("idle", [name for name, p in self.idle.items() if p.requires_grad], "no gradient since the start for {}")
 
     def _found_anywhere(self) -> dict[tuple[str, str], str]:
         everyone: list[Any] = [None] * dist.get_world_size(self.group)
@@ -608,10 +650,14 @@ class Watch:
         columns = dict(zip(sums, zip(*_gathered(row, self.group))))
         found = {}
         for kind, names in (("gradients", gradients), ("parameters", whole), ("buffers", buffers)):
-            if differ := [name for name in names if _other(columns[name])]:
+            differ = [
+                name for name in names if kind not in self.skip and _other(columns.get(name, ())) and (kind, name) not in self.differed
+            ]
+            if differ:
+                self.differed |= {(kind, name) for name in differ}
                 texts = [self._difference(name, tensors.get(name), columns[name]) for name in differ[:NAMED]]
                 more = [f"and {len(differ) - NAMED} more"] if len(differ) > NAMED else []
-                found[kind, differ[0]] = "; ".join(texts + more)
+                found[kind, "; ".join(differ)] = "; ".join(texts + more)
         return found
 
     def _difference(self, name: str, tensor: torch.Tensor | None, sums: Sequence[int]) -> str:
@@ -621,12 +667,12 @@ class Watch:
             return f"{name}: none on {_ranks(lacking)}" if lacking else f"{name}: another one on {_ranks(_other(sums))}"
         return "".join(_difference(name, tensor, 0.0, self.group)) or f"{name}: other bits on {_ranks(_other(sums))}"
 
-    def _told(self, new: dict[tuple[str, str], str]) -> str:
+    def _told(self, new: dict[tuple[str, str], str], step: int) -> str:
         self.told |= set(new)
         kinds = {kind for kind, _ in new}
         explained = {"gradients"} if kinds & {"hooks", "around"} else set()  # these say why gradients differ
         lines = [one if kind in explained else f"{one}{_pages(kind)}" for (kind, _), one in new.items()]
-        text = f"step {self.steps}: " + "\n".join(lines) if new else ""
+        text = f"step {step}: " + "\n".join(lines) if new else ""
         if text and callable(self.tell):
             self.tell(text)
         elif text and self.tell == "raise":
@@ -661,16 +707,29 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
         plain = plain.coalesce()
         return _checksum(plain.values()) + _checksum(plain.indices())
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
-    return plain.view(integers).sum(dtype=torch.int64 if integers is torch.int64 else torch.int32).long()
+    size = plain.element_size()
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    flat = plain.resolve_neg().contiguous().view(-1)
+    end = flat.numel() - flat.numel() % (8 // size)
+    whole, rest = flat[:end], flat[end:]
+    aligned = whole.clone() if whole.storage_offset() * size % 8 else whole
+    return aligned.view(torch.int64).sum() + rest.view(integers).sum(dtype=torch.int64)  # in 32 bits, 512 numbers doubled would add nothing
 
 
 def _fingerprint(values: Iterable[Any]) -> int:
     """A number for a batch, the same on two ranks that were given the same one; 0 where it holds nothing that could tell batches apart."""
-    spread = [tensor.detach().flatten() for tensor in _tensors(values) if tensor.numel()]
-    spread = [tensor[:: max(1, tensor.numel() // SPREAD)].cpu() for tensor in spread]
-    lists = [tensor.tolist() for tensor in spread if (tensor != tensor[0]).any()]
+    lists = [numbers for tensor in _tensors(values) if len(set(numbers := _spread(tensor))) > 1]
     return _number(lists) if lists else 0
+
+
+def _spread(tensor: torch.Tensor) -> list[Any]:
+    """Some numbers of a tensor; none of one that cannot be read like this: nested, quantized, without data."""
+    try:
+        flat = (tensor.coalesce().values() if tensor.is_sparse else tensor).detach().flatten()
+        numbers: list[Any] = flat[:: max(1, flat.numel() // SPREAD)].cpu().tolist()
+    except (RuntimeError, TypeError, NotImplementedError):
+        return []
+    return numbers
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -717,7 +776,8 @@ def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
         called = reference()
         return None if called is None else called(*args)
 
-    return hook
+    not_traced: Callable[..., Any] = getattr(torch, "_disable_dynamo", lambda function: function)(hook)  # by a step that is compiled
+    return not_traced
 
 
 class _FabricCallback:
@@ -736,14 +796,13 @@ def watch_fabric(**options: Any) -> Any:
 
 def watch_trainer(**options: Any) -> Any:
     """A callback for ``Trainer(callbacks=[...])``: a ``Watch`` with these options, and a last comparison at the end of the training."""
-    from lightning.pytorch import Callback
+    package = "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
 
-    class WatchTraining(Callback):
+    class WatchTraining(import_module(package).Callback):  # type: ignore[misc]
         watch: Watch | None = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            if replicated_part(trainer.strategy.model) is not None:
-                self.watch = Watch(trainer.strategy.model, **options)
+            self.watch = Watch(trainer.strategy.model, **options) if replicated_part(trainer.strategy.model) is not None else None
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             if self.watch is not None:

@@ -21,10 +21,10 @@ def watch_every_model(notice: Callable[[Notice], None]) -> Callable[[], None]:
     class Noting(Watch):
         """Tells the kinds of its findings, each in a notice."""
 
-        def _told(self, new: dict[tuple[str, str], str]) -> str:
+        def _told(self, new: dict[tuple[str, str], str], step: int) -> str:
             for (kind, _), text in new.items():
                 notice(Notice(FOUND, f"{kind}: {text}"))
-            return super()._told(new)
+            return super()._told(new, step)
 
     def wrap_and_watch(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         wrap(wrapper, *args, **kwargs)

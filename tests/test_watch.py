@@ -76,8 +76,9 @@ def test_what_is_found_and_what_is_not(name: str, ranks: int, ran: Ran) -> None:
     assert found.verdict.word == FIXED, found.report
 
 
-def test_a_rank_that_never_comes() -> None:
-    verdict = judged("watch_hang", "one_batch_less_on_rank_0")
+@pytest.mark.parametrize("name", ["one_batch_less_on_rank_0", "one_step_less_on_rank_0"])
+def test_ranks_that_do_not_meet(name: str) -> None:
+    verdict = judged("watch_hang", name)
     assert verdict.word == REPRODUCED, verdict.why
 
 

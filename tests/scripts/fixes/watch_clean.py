@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from contextlib import nullcontext
 
 import torch
@@ -243,6 +244,120 @@ def another_optimizer_later(fabric):
     train(fabric, module, first, steps=STEPS // 2)
     train(fabric, module, sgd(module), steps=STEPS - STEPS // 2)
     return silent(said, STEPS, watch)
+
+
+@variant
+def an_optimizer_that_calls_another_step(fabric):
+    """Its parent's; and one that wants a number, not a closure."""
+
+    class Noting(torch.optim.SGD):
+        def step(self, loss, size):
+            assert (loss, size) == (0.5, 4)
+            return super().step()
+
+    module, said = DistributedDataParallel(nn.Linear(8, 8)), []
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)  # from now on the parent's step looks too
+    optimizer = Noting(module.parameters(), lr=0.01)
+    watch = Watch(module, every=EVERY, tell=said.append)
+    train(fabric, module, optimizer, step=lambda: optimizer.step(0.5, 4))
+    return silent(said, STEPS, watch)
+
+
+@variant
+def two_steps_in_a_forward(fabric):
+    """Lightning's manual optimization."""
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.automatic_optimization = nn.Linear(8, 8), False
+
+        def training_step(self, number, _):
+            for part in range(2):
+                self.optimizers().zero_grad()
+                self.manual_backward(self.net(batch(fabric, 2 * number + part)).square().mean())
+                self.optimizers().step()
+
+        def configure_optimizers(self):
+            return sgd(self.net)
+
+    said = []
+    callback = watch_trainer(every=EVERY, tell=said.append, skip=["samples"])
+    trainer(fabric, max_epochs=1, callbacks=[callback]).fit(Module(), range(STEPS // 2))
+    return silent(said, STEPS, callback.watch)
+
+
+@variant
+def frozen_after_wrapping(fabric):
+    model, said = DistributedDataParallel(Net(), find_unused_parameters=True), []
+    watch = Watch(model, every=EVERY, tell=said.append)
+    model.module.second.requires_grad_(False)
+    train(fabric, model, sgd(model))
+    return silent(said, STEPS, watch)
+
+
+@variant
+def equal_seeds_without_noise(fabric):
+    """A loader draws the seed of its workers between two forwards of one step, the same on all ranks."""
+    model, said = DistributedDataParallel(nn.Linear(8, 8)), []
+    optimizer = sgd(model)
+    watch = Watch(model, every=EVERY, tell=said.append)
+    torch.manual_seed(7)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8))
+        next(iter(torch.utils.data.DataLoader([1])))
+        model(batch(fabric, number)).square().mean().backward()
+        optimizer.step()
+    return silent(said, STEPS, watch)
+
+
+@variant
+def odd_inputs(fabric):
+    """Sparse, nested, quantized, and none."""
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(8, 8)
+
+        def forward(self, *inputs):
+            return self.net(inputs[-1])
+
+    model, said = DistributedDataParallel(Last()), []
+    optimizer = sgd(model)
+    watch = Watch(model, every=EVERY, tell=said.append)
+    warnings.simplefilter("ignore")  # nested tensors are new, quantized ones old
+    odd = [torch.eye(3).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.empty(0), None]
+    odd += [torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)]
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        model(*odd, batch(fabric, number)).square().mean().backward()
+        optimizer.step()
+    return silent(said, STEPS, watch)
+
+
+@variant
+def buffers_made_on_demand(fabric):
+    class Masks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(8, 8)
+
+        def forward(self, inputs):
+            name = f"mask_of_{fabric.global_rank}"
+            if not hasattr(self, name):
+                self.register_buffer(name, torch.full((8,), 1.0 + fabric.global_rank))
+            return self.net(inputs) * getattr(self, name)
+
+    return watched(fabric, module=Masks(), broadcast_buffers=False)
+
+
+@variant
+def scripted(fabric):
+    warnings.simplefilter("ignore")  # torch.jit is on its way out
+    torch.manual_seed(0)
+    return watched(fabric, module=nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 8)))
 
 
 @variant

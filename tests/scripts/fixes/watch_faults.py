@@ -261,12 +261,13 @@ def equal_masks(fabric):
     model, _, said = watched(fabric, module)
     torch.manual_seed(5)
     train(fabric, model, range(1))
+    assert "drew the same random numbers from torch between" in said[0], said
     return found(said, "random")
 
 
 @variant
-def equal_numbers_of_one_generator(fabric):
-    """Python's is not seeded by rank."""
+def unseen_equal_draws_of_python(fabric):
+    """They often are equal on purpose: a branch that all ranks take together."""
 
     class Skips(Net):
         def forward(self, inputs):
@@ -276,8 +277,7 @@ def equal_numbers_of_one_generator(fabric):
     random.seed(5)
     torch.manual_seed(fabric.global_rank)
     train(fabric, model, range(1))
-    assert "drew the same random numbers from random between" in said[0], said
-    return found(said, "random")
+    return found(said)
 
 
 @variant
@@ -315,6 +315,43 @@ def compared_by_hand(fabric):
     train(fabric, model, range(1, 20), optimizer=optimizer)
     watch.check()
     return found(said, "idle")
+
+
+@variant
+def twice_the_gradient(fabric):
+    """The sum of 32 bits would be the same: each number adds 2 to the power of 23, and there are 512 of them."""
+    model, _, said = watched(fabric, nn.Linear(8, 64))
+    optimizer = sgd(model)
+    model(batch(fabric, 0)).square().mean().backward()
+    model.module.weight.grad.mul_(1 + fabric.global_rank % 2)
+    optimizer.step()
+    return found(said, "gradients")
+
+
+@variant
+def another_fault_of_the_same_kind(fabric):
+    model, _, said = watched(fabric)
+    optimizer = sgd(model)
+    for number in range(4):
+        optimizer.zero_grad()
+        model(batch(fabric, number)).square().mean().backward()
+        for parameter in list(model.parameters())[: number and 2 * number - 1]:
+            parameter.grad.mul_(1 + fabric.global_rank)
+        optimizer.step()
+    told = [re.findall(r"gradient of (\S+): ", text) for text in said]
+    assert told == [["first.weight"], ["first.bias", "second.weight"], ["second.bias"]], said
+    return found(said, "gradients")
+
+
+@variant
+def adapter_added_to_a_frozen_model(fabric):
+    model, _, said = watched(fabric, ddp={"find_unused_parameters": True})
+    for parameter in model.module.parameters():
+        parameter.requires_grad_(False)
+    model.module.second = nn.Sequential(model.module.second, nn.Linear(4, 4))
+    train(fabric, model, range(3), optimizer=sgd(model.module.second[1]))
+    assert "DDP does not know second.1.weight" in said[0], said
+    return found(said, "hooks", "gradients")
 
 
 @variant
@@ -451,12 +488,14 @@ def in_trainer(fabric):
 def wrong_options(fabric):
     model = DistributedDataParallel(Net())
     told = []
-    for wrong in ({"model": Net()}, {"every": 0}, {"tell": "shout"}, {"skip": ["hook"]}):
+    both = nn.ModuleList([model, DistributedDataParallel(Net())])
+    for wrong in ({"model": Net()}, {"model": both}, {"every": 0}, {"tell": "shout"}, {"skip": ["hook"]}):
         try:
             Watch(**{"model": model, **wrong})
         except ValueError as error:
             told.append(str(error).partition(":")[0])
-    expected = ["the model has no DistributedDataParallel wrapper", "every=0", "tell='shout'", "skip=['hook']"]
+    none, two = "the model has no DistributedDataParallel wrapper", "the model has 2 DistributedDataParallel wrappers"
+    expected = [none, two, "every=0", "tell='shout'", "skip=['hook']"]
     return Measurement("errors", told, healthy=expected, broken=AnyOther("other errors, or none"))
 
 
