@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
@@ -56,7 +56,7 @@ def watch_gradient_hooks(model: nn.Module) -> Callable[[], list[str]]:
 
 
 class _Node(torch.autograd.Function):
-    """Its node in the graph knows those of all its inputs: much quicker than a view of each parameter."""
+    """Takes all parameters at once: its one node leads to the nodes that accumulate their gradients. Quicker than a view of each."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
@@ -381,6 +381,9 @@ def _generators() -> dict[str, bytes]:
 # --8<-- [end:generators_alike]
 
 
+Texts = dict[tuple[str, str], str]  # what was found, by kind and what tells it from others of that kind
+
+
 class Fault(RuntimeError):
     """What a ``Watch`` found; raised on all ranks."""
 
@@ -405,10 +408,10 @@ FINDINGS = {  # the kinds of what a Watch may find, and the pitfalls to which th
 }
 PAGE = "docs/pitfalls/{}.md"
 NAMED = 3  # tensors that a message names
-WHOLE_EVERY = 10  # comparisons of gradients for one of parameters and buffers too
-SPREAD = 4096  # numbers of a tensor, evenly spread, that must be alike in two batches
+PARAMETERS_EVERY = 10  # comparisons of gradients for one of parameters and buffers too
+SPREAD = 4096  # at least so many numbers of a tensor, evenly spread, or all, stand for it when batches are compared
 NOISE = ("torch", "cuda")  # generators that make a model's noise; what the others draw in a forward is often equal on purpose
-LATE = 1000  # forwards after which a watch that has seen no step says so
+WITHOUT_STEP = 1000  # forwards after which a watch that has seen no step says so
 ABSENT = 1 << 62  # stands for the checksum of a gradient that is not there
 
 _log = logging.getLogger("ddp_pitfalls.checks")
@@ -419,19 +422,20 @@ class Watch:
     """Make one on every rank right after wrapping, and train as ever: it looks at each step of an optimizer that updates the model.
 
     At each step, without communication: hooks that DDP has lost, a step without a forward through DDP. After the first step and every
-    ``every`` steps the ranks compare, exactly: their gradients, and at one comparison in ten their parameters and buffers; the
+    ``every`` steps the ranks compare their gradients, exactly, and at one comparison in ten their parameters and buffers; the
     batches that they were given; the random numbers that they drew; parameters without a gradient since the start; and what single
     ranks found in the steps between. All ranks learn the same at the same time, so none is left waiting: with ``tell="raise"`` all
     raise ``Fault``, with "warn" and "log" rank 0 says it, and a function gets the text on every rank. Nothing is told twice.
 
     ``ignore`` names parameters and buffers that may be different or idle (patterns as in ``fnmatch``); ``skip`` names kinds of
-    ``FINDINGS`` that are meant. Raises ValueError for a model without a DDP wrapper, and for options that do not exist.
+    ``FINDINGS`` that are meant. Raises ValueError for a model without a DDP wrapper or with several, and for options that do not exist.
 
     It does not see faults that make all ranks wrong alike (a loss that is averaged wrongly, data that no rank gets), one rank's
     different gradients in the steps between comparisons, or different numbers with the same sum of bits.
     """
 
-    wrapper: DistributedDataParallel | None = None  # none in a copy: a model may be copied or saved with its hooks
+    active = False  # in a copy, which has none of this: a model may be copied or saved with its hooks
+    wrapper: DistributedDataParallel
 
     def __init__(
         self,
@@ -452,16 +456,18 @@ class Watch:
             raise ValueError(f"tell={tell!r}: needs 'raise', 'warn', 'log' or a function that takes the text")
         if unknown := set(skip) - set(FINDINGS):
             raise ValueError(f"skip={sorted(unknown)}: needs some of {', '.join(FINDINGS)}")
-        self.wrapper, self.every, self.tell, self.ignore, self.skip = wrappers[0], every, tell, tuple(ignore), frozenset(skip)
-        self.group = self.wrapper.process_group
+        self.active, self.wrapper, self.group = True, wrappers[0], wrappers[0].process_group
+        self.every, self.tell, self.ignore, self.skip = every, tell, tuple(ignore), frozenset(skip)
         self.steps = self.comparisons = self.forwards = 0  # forwards since the last step after which DDP averages
-        self.found: dict[tuple[str, str], str] = {}  # by this rank since the ranks last compared
+        self.averages = True  # whether DDP averages in the backward of the last forward
+        self.found: Texts = {}  # by this rank since the ranks last compared
         self.seen: set[tuple[str, str]] = set()  # kinds and names that this rank found
-        self.differed: set[tuple[str, str]] = set()  # kinds and names of tensors that differed; this and the next are the same on all ranks
-        self.told: set[tuple[str, str]] = set()  # kinds and texts
+        # the same on all ranks:
+        self.differed: set[tuple[str, str]] = set()  # kinds and names of tensors that differed
+        self.told: set[tuple[str, str]] = set()  # keys of what was told
         self.generators: dict[str, bytes] = {}  # before the last forward of a step after which the ranks compare
-        self.batch, self.same_batch = 0, ""
-        self.buffers: dict[str, torch.Tensor] = {}
+        self.batch_hash, self.ranks_alike = 0, ""
+        self.buffer_sums: dict[str, torch.Tensor] = {}
         self.optimizer: Callable[[], Optimizer | None] = lambda: None  # a weak reference to the one whose step counted last
         self.places = list(self._places())
         self.ids = {id(parameter) for *_, parameter in self.places}
@@ -471,7 +477,7 @@ class Watch:
         self.nodes = _accumulators([parameter for *_, parameter in self.places])
         self.idle = {name: parameter for name, _, _, parameter in self.places if parameter.requires_grad}
         self.stepping = False  # within a step: an optimizer may call its parent's, which is no other step
-        self.for_buffers: Any = None  # a hook, from DDP's forward to that of its module
+        self.buffer_hook: Any = None  # a hook, from DDP's forward to that of its module
         self.handles = [
             self.wrapper.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             register_optimizer_step_pre_hook(_weak(self._before_step)),
@@ -485,72 +491,88 @@ class Watch:
 
     def stop(self) -> None:
         """Look no more. A model that is wrapped and watched again needs no call."""
-        for handle in (*self.handles, *([self.for_buffers] if self.for_buffers else [])):
+        for handle in (*self.handles, *([self.buffer_hook] if self.buffer_hook else [])):
             handle.remove()
         _watches.discard(self)
 
     def check(self) -> str:
-        """Compare the ranks now. Call this on every rank, after a backward that DDP averaged. Returns the text of what is new."""
-        assert self.wrapper is not None
+        """Compare the ranks now, parameters included. Call this on every rank, after a backward that DDP averaged. Returns what is new.
+
+        Between two comparisons of its own a watch keeps no batches, random numbers and buffers, and these are not compared here.
+        """
+        return self._compare(whole=True)
+
+    def _compare(self, whole: bool) -> str:
+        """What the ranks find together; ``whole`` is the same on all of them, and means that parameters are compared too."""
         parameters = dict(self._named(self.wrapper.module.named_parameters()))
-        self._look_locally(parameters)
+        self._look_at(parameters)
         layout = [(name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in parameters.items()]
-        drawn = {name: _number(state) for name, state in _generators().items() if state != self.generators.get(name, state)}
-        buffers = _number(list(self.buffers))
-        mine = [self.steps, _number(layout), len(self.found), self.batch, buffers, *(drawn.get(name, 0) for name in NOISE)]
+        drawn = {name: _hashed(state) for name, state in _generators().items() if state != self.generators.get(name, state)}
+        buffers = _hashed(list(self.buffer_sums))
+        mine = [self.steps, _hashed(layout), len(self.found), self.batch_hash, buffers, *(drawn.get(name, 0) for name in NOISE)]
         try:
             steps, layouts, local, batches, named, *draws = zip(*_gathered(torch.tensor(mine), self.group))
         except RuntimeError as error:
             raise Fault(f"step {self.steps}: the ranks did not meet: one has made another number of steps, or has ended") from error
         new = self._found_anywhere() if any(local) else {}
-        if _other(steps):
+        if _unlike_rank_0(steps):
             new["steps", ""] = f"the ranks have made different numbers of steps: {', '.join(map(str, steps))}"
-        for name, states in zip(NOISE, draws):
-            if alike := _alike(states):
-                new["random", name] = f"{alike} drew the same random numbers from {name} between forward and step"
-        if (alike := _alike(batches)) and alike == self.same_batch:
-            new["samples", ""] = f"{alike} got the same batch, and did so at the comparison before"
-        self.same_batch = alike
-        if _other(layouts):
-            new["model", ""] = f"{_ranks(_other(layouts))}: other names, shapes, dtypes or requires_grad of the parameters than on rank 0"
+        new |= self._given_alike(draws, batches)
+        if others := _unlike_rank_0(layouts):
+            new["model", ""] = f"{_ranks(others)}: other names, shapes, dtypes or requires_grad of the parameters than on rank 0"
         else:
-            new |= self._compared(parameters, {} if _other(named) else self.buffers)  # some are made on demand
+            buffer_sums = {} if _unlike_rank_0(named) else self.buffer_sums  # some models make buffers on demand
+            new |= self._compared(parameters, parameters if whole else {}, buffer_sums)
         self.comparisons += 1
         return self._told({key: text for key, text in new.items() if key not in self.told and key[0] not in self.skip}, steps[0])
+
+    def _given_alike(self, draws: Sequence[Sequence[int]], batches: Sequence[int]) -> Texts:
+        """What ranks should not have alike: random numbers, by generator and rank, and batches by rank, both as hashes."""
+        found = {}
+        for name, states in zip(NOISE, draws):
+            if alike := _alike(states):
+                found["random", name] = f"{alike} drew the same random numbers from {name} between forward and step"
+        alike = _alike(batches)
+        if alike and alike == self.ranks_alike:
+            found["samples", ""] = f"{alike} got the same batch, and did so at the comparison before"
+        self.ranks_alike = alike
+        return found
 
     # In a step
 
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.wrapper is None or not torch.is_grad_enabled():
+        if not self.active or not torch.is_grad_enabled():
             return
-        self.forwards += self.wrapper.require_backward_grad_sync
+        self.averages = self.wrapper.require_backward_grad_sync
+        self.forwards += self.averages
         self.stepping = False
-        if self.forwards == LATE:
+        if self.forwards == WITHOUT_STEP:
             _log.warning(
-                "%d forwards, and no step of an optimizer that updates the model, or one under Join: this watch sees nothing", LATE
+                "%d forwards, and no step of an optimizer that updates the model, or steps under Join only: this watch sees nothing",
+                WITHOUT_STEP,
             )
         if self._compares_after(self.steps + 1):
             self.generators = _generators()  # before the last forward: what comes between two, a loader's start for example, is no noise
             if batch := _fingerprint([*args, *kwargs.values()]):
-                self.batch = _number((self.batch, batch))
+                self.batch_hash = _hashed((self.batch_hash, batch))
             if (
-                self._is_whole()
-                and not self.buffers
-                and not self.for_buffers
+                self._parameters_turn()
+                and not self.buffer_sums
+                and not self.buffer_hook
                 and not isinstance(self.wrapper.module, torch.jit.ScriptModule)
             ):
-                self.for_buffers = self.wrapper.module.register_forward_pre_hook(self._after_broadcast)
+                self.buffer_hook = self.wrapper.module.register_forward_pre_hook(self._after_broadcast)
+
+    _before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled forward does not trace into it
 
     def _after_broadcast(self, *_: Any) -> None:
         """Between DDP's broadcast of the buffers and the forward that may change them: the moment in which they are equal."""
-        if self.wrapper is None or self.for_buffers is None:
+        if not self.active or self.buffer_hook is None:
             return
-        self.for_buffers.remove()
-        self.for_buffers = None
+        self.buffer_hook.remove()
+        self.buffer_hook = None
         if self.wrapper.will_sync_module_buffers() or not self.wrapper.broadcast_buffers:
-            self.buffers = {f"buffer {name}": _checksum(buffer) for name, buffer in self._named(self.wrapper.module.named_buffers())}
-
-    _before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+            self.buffer_sums = {f"buffer {name}": _checksum(buffer) for name, buffer in self._named(self.wrapper.module.named_buffers())}
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if self.stepping or not self._counts(optimizer):
@@ -573,17 +595,15 @@ class Watch:
 
     def _counts(self, optimizer: Optimizer) -> bool:
         """Whether it updates the model, and is not a second optimizer after the same backward."""
-        assert self.wrapper is not None
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if any(id(parameter) in self.ids for parameter in held):
             ours = True
-        else:
+        else:  # parameters may have been replaced since the model was wrapped
             now = {id(parameter) for parameter in self.wrapper.parameters()}
             ours = any(id(parameter) in now for parameter in held)
         return ours and (self.forwards > 0 or self.optimizer() in (None, optimizer))
 
     def _look(self, optimizer: Optimizer | None = None) -> None:
-        assert self.wrapper is not None
         now = [holder[key] if key in holder else None for _, holder, key, _ in self.places]  # noqa: SIM401 (TorchScript's has no get)
         held = [parameter for group in (optimizer.param_groups if optimizer else ()) for parameter in group["params"]]
         if self.wrapper._join_config.enable or all(parameter is None or parameter.grad is None for parameter in (*now, *held)):
@@ -594,23 +614,27 @@ class Watch:
         self._find("hooks", lost, "DDP does not average the gradient of {}: moved, cast, replaced or unfrozen since it was wrapped")
         within = DistributedDataParallel._active_ddp_module is self.wrapper  # Lightning's manual optimization steps inside a forward
         around = self.steps > 1 and not self.forwards and not within  # before the first step, a forward may be older than this watch
-        self._find("around", ["DDP"] if around else [], "no forward since the last step went through {}: another call, or no_sync for all")
+        self._find(
+            "around",
+            ["DDP"] if around else [],
+            "no forward since the last step went through {}: the model was called in another way, or always under no_sync",
+        )
         if self.idle:
             self.idle = {name: parameter for name, parameter in self.idle.items() if parameter.grad is None}
         try:
             if self._compares_after(self.steps):
-                self.check()
+                self._compare(self._parameters_turn())
         except BaseException:
             self.stepping = False  # the step does not come to its end
             raise
         finally:
-            self.forwards, self.generators, self.batch, self.buffers = 0, {}, 0, {}
+            self.forwards, self.generators, self.batch_hash, self.buffer_sums = 0, {}, 0, {}
 
     def _compares_after(self, step: int) -> bool:
         return (step - 1) % self.every == 0
 
-    def _is_whole(self) -> bool:
-        return self.comparisons % WHOLE_EVERY == 0
+    def _parameters_turn(self) -> bool:
+        return self.comparisons % PARAMETERS_EVERY == 0
 
     # What was found
 
@@ -619,55 +643,53 @@ class Watch:
         new = [name for name in names if (kind, name) not in self.seen]
         if new and kind not in self.skip:
             self.seen |= {(kind, name) for name in new}
-            says = text.format(_some(new))
+            says = text.format(_listed(new))
             if not self._compares_after(self.steps):
                 _log.error("rank %d, step %d: %s%s", dist.get_rank(self.group), self.steps, says, _pages(kind))
                 says += f" (first seen at step {self.steps})"
             self.found[kind, says] = says
 
-    def _look_locally(self, parameters: dict[str, nn.Parameter]) -> None:
+    def _look_at(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Find, on this rank alone, parameters that DDP does not know and those that never had a gradient."""
         new = [name for name, p in parameters.items() if p.requires_grad and id(p) not in self.ids]
         self._find("hooks", new, "DDP does not know {}, which came into the model after it was wrapped")
         if self.comparisons and self.steps > 1:
             self._find("idle", [name for name, p in self.idle.items() if p.requires_grad], "no gradient since the start for {}")
 
-    def _found_anywhere(self) -> dict[tuple[str, str], str]:
+    def _found_anywhere(self) -> Texts:
         everyone: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(everyone, self.found, group=self.group)
         self.found = {}
         having = {key: [rank for rank, theirs in enumerate(everyone) if key in theirs] for theirs in everyone for key in theirs}
         return {key: f"{_ranks(ranks)}: {everyone[ranks[0]][key]}" for key, ranks in having.items()}
 
-    def _compared(self, parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor]) -> dict[tuple[str, str], str]:
-        """The tensors that differ between ranks, of each kind in one text; of buffers these are the checksums."""
+    def _compared(self, parameters: dict[str, nn.Parameter], compared: dict[str, Any], buffer_sums: dict[str, torch.Tensor]) -> Texts:
+        """What differs of the gradients of ``parameters``, of the parameters ``compared`` and of buffers: of each kind in one text."""
         gradients = {f"gradient of {name}": p.grad for name, p in parameters.items() if p.requires_grad}
-        whole: dict[str, Any] = dict(parameters) if self._is_whole() else {}
-        tensors = {**gradients, **whole}
-        sums = {name: torch.tensor(ABSENT) if tensor is None else _checksum(tensor) for name, tensor in tensors.items()} | buffers
+        tensors = {**gradients, **compared}
+        sums = {name: torch.tensor(ABSENT) if tensor is None else _checksum(tensor) for name, tensor in tensors.items()} | buffer_sums
         if not sums:
             return {}
         row = torch.stack([one.to(next(iter(sums.values())).device) for one in sums.values()])
         columns = dict(zip(sums, zip(*_gathered(row, self.group))))
         found = {}
-        for kind, names in (("gradients", gradients), ("parameters", whole), ("buffers", buffers)):
-            differ = [
-                name for name in names if kind not in self.skip and _other(columns.get(name, ())) and (kind, name) not in self.differed
-            ]
-            if differ:
+        for kind, names in (("gradients", gradients), ("parameters", compared), ("buffers", buffer_sums)):
+            differ = [name for name in names if _unlike_rank_0(columns[name]) and (kind, name) not in self.differed]
+            if differ and kind not in self.skip:
                 self.differed |= {(kind, name) for name in differ}
-                texts = [self._difference(name, tensors.get(name), columns[name]) for name in differ[:NAMED]]
+                texts = [self._how_different(name, tensors.get(name), columns[name]) for name in differ[:NAMED]]
                 more = [f"and {len(differ) - NAMED} more"] if len(differ) > NAMED else []
                 found[kind, "; ".join(differ)] = "; ".join(texts + more)
         return found
 
-    def _difference(self, name: str, tensor: torch.Tensor | None, sums: Sequence[int]) -> str:
+    def _how_different(self, name: str, tensor: torch.Tensor | None, sums: Sequence[int]) -> str:
         """Ask all ranks by how much a tensor differs, where each of them has it."""
         if tensor is None or ABSENT in sums:
             lacking = [rank for rank, one in enumerate(sums) if one == ABSENT]
-            return f"{name}: none on {_ranks(lacking)}" if lacking else f"{name}: another one on {_ranks(_other(sums))}"
-        return "".join(_difference(name, tensor, 0.0, self.group)) or f"{name}: other bits on {_ranks(_other(sums))}"
+            return f"{name}: none on {_ranks(lacking)}" if lacking else f"{name}: another one on {_ranks(_unlike_rank_0(sums))}"
+        return "".join(_difference(name, tensor, 0.0, self.group)) or f"{name}: other bits on {_ranks(_unlike_rank_0(sums))}"
 
-    def _told(self, new: dict[tuple[str, str], str], step: int) -> str:
+    def _told(self, new: Texts, step: int) -> str:
         self.told |= set(new)
         kinds = {kind for kind, _ in new}
         explained = {"gradients"} if kinds & {"hooks", "around"} else set()  # these say why gradients differ
@@ -685,7 +707,6 @@ class Watch:
 
     def _places(self) -> Iterator[tuple[str, dict[str, Any], str, nn.Parameter]]:
         """Every parameter once: its name, the dict that holds it, its key there, and itself."""
-        assert self.wrapper is not None
         seen: set[int] = set()
         for prefix, module in self.wrapper.module.named_modules():
             for key, parameter in self._named((f"{prefix}.{key}".lstrip("."), p) for key, p in module._parameters.items()):
@@ -695,7 +716,6 @@ class Watch:
 
     def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """The pairs whose name neither DDP nor the user wants to be left alone."""
-        assert self.wrapper is not None
         ignored = {name.lstrip(".") for name in self.wrapper.parameters_to_ignore}  # DDP writes .weight for one of the model itself
         return ((name, one) for name, one in pairs if name not in ignored and not any(fnmatchcase(name, p) for p in self.ignore))
 
@@ -719,7 +739,7 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
 def _fingerprint(values: Iterable[Any]) -> int:
     """A number for a batch, the same on two ranks that were given the same one; 0 where it holds nothing that could tell batches apart."""
     lists = [numbers for tensor in _tensors(values) if len(set(numbers := _spread(tensor))) > 1]
-    return _number(lists) if lists else 0
+    return _hashed(lists) if lists else 0
 
 
 def _spread(tensor: torch.Tensor) -> list[Any]:
@@ -741,26 +761,26 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
         elif isinstance(value, Mapping):
             yield from _tensors(value.values())
         elif is_dataclass(value):
-            yield from _tensors(vars(value).values())
+            yield from _tensors(getattr(value, field.name, None) for field in fields(value))
 
 
-def _number(value: Any) -> int:
+def _hashed(value: Any) -> int:
     """A hash that is the same in every process, and not 0."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big") + 1
 
 
-def _other(values: Sequence[Any]) -> list[int]:
+def _unlike_rank_0(values: Sequence[Any]) -> list[int]:
     """The ranks with another value than rank 0."""
     return [rank for rank, value in enumerate(values) if value != values[0]]
 
 
 def _alike(values: Sequence[int]) -> str:
-    """The ranks that share a value with another rank, 0 aside, in words."""
-    ranks = [rank for rank, value in enumerate(values) if value and values.count(value) > 1]
-    return _ranks(ranks) if ranks else ""
+    """The ranks that share a value, 0 aside, in words: ``ranks 0, 1; ranks 2, 3``."""
+    groups = [[rank for rank, one in enumerate(values) if one == value] for value in dict.fromkeys(values) if value]
+    return "; ".join(_ranks(ranks) for ranks in groups if len(ranks) > 1)
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
@@ -769,7 +789,7 @@ def _pages(kind: str) -> str:
 
 
 def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that does not keep alive what it calls: the model does, through its own hooks, and goes when nobody else needs it."""
+    """A global hook that does not keep the watch alive: the hooks of the model do, and the watch goes with the model."""
     reference = weakref.WeakMethod(method)
 
     def hook(*args: Any) -> Any:
@@ -807,6 +827,7 @@ def watch_trainer(**options: Any) -> Any:
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             if self.watch is not None:
                 self.watch.stop()
-                self.watch.check()
+                if self.watch.averages:  # else it ended within an accumulation
+                    self.watch.check()
 
     return WatchTraining()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ddp_pitfalls.catalogue import chosen, find
-from ddp_pitfalls.measure import AS_EXPECTED, FOUND, NOT_AS_EXPECTED, NOT_MEASURED, Ended
+from ddp_pitfalls.measure import AS_EXPECTED, FOUND, NOT_AS_EXPECTED, NOT_MEASURED, NOTHING_MEASURED, Ended
 from ddp_pitfalls.record import scripts_of
 from ddp_pitfalls.results import BadResults, Environment, write_file
 from ddp_pitfalls.runner import Asked, ScriptRun, run
@@ -31,16 +31,19 @@ class Watched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def watch(root: Path, ids: Sequence[str], asked: Asked, jobs: int) -> int:
     """Run the silent repros and the fixes of the pitfalls called ``ids``, or all, and write the file of this environment.
 
-    Returns 1, and writes nothing, where a script cannot be run.
+    Returns 1, and writes nothing, where a script cannot be run to its end; 77 where there is none.
     """
     runs = watched(scripts_of(chosen(find(root), ids)), asked, jobs)
-    if problems := [f"{script.side}/{script.path.name}: {script.problem}" for script in runs if script.problem]:
+    if problems := failures(runs):
         print("\n".join(problems))
         return NOT_AS_EXPECTED
-    here = next(script.environment for script in runs if script.environment is not None)
+    here = next((script.environment for script in runs if script.environment is not None), None)
+    if here is None:
+        return NOTHING_MEASURED
     path = root / FOLDER / f"{here.name}.json"
     old = read(path) if path.exists() else Watched(FORMAT, here, {})
-    new = Watched(FORMAT, old.environment, dict(sorted({**old.pitfalls, **findings(runs)}.items())))
+    pitfalls = dict(sorted({**old.pitfalls, **findings(runs)}.items()))
+    new = Watched(FORMAT, old.environment if pitfalls == old.pitfalls else here, pitfalls)
     changed = write_file(path, msgspec.json.format(msgspec.json.encode(new), indent=1) + b"\n")
     print(f"{path.relative_to(root)}: {'written' if changed else 'unchanged'}")
     return AS_EXPECTED
@@ -49,6 +52,13 @@ def watch(root: Path, ids: Sequence[str], asked: Asked, jobs: int) -> int:
 def watched(scripts: Sequence[tuple[str, Path]], asked: Asked, jobs: int) -> list[ScriptRun]:
     """Run scripts with a ``Watch`` on every model."""
     return list(run(scripts, dataclasses.replace(asked, watched=True), jobs))
+
+
+def failures(runs: Sequence[ScriptRun]) -> list[str]:
+    """Scripts that could not be run, and variants that did not come to their end under the watch."""
+    broken = [f"{script.side}/{script.path.name}: {script.problem}" for script in runs if script.problem]
+    ends = [(script, o.variant, end) for script in runs for o in script.outcomes for end in o.verdict.ranks]
+    return broken + [f"{s.side}/{s.path.name}, {variant}: {end.sentence()}" for s, variant, end in ends if end.how != "measured"]
 
 
 def findings(runs: Sequence[ScriptRun]) -> dict[str, Findings]:

@@ -4,6 +4,7 @@ import copy
 import io
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -46,7 +47,7 @@ def batch(fabric, step, size=4):
     return torch.randn(size, 8, generator=generator)
 
 
-def train(fabric, model, optimizer, *, steps=STEPS, accumulate=1, autocast=None, backward=torch.Tensor.backward, step=None):
+def train(fabric, model, optimizer, *, steps=STEPS, accumulate=1, autocast=False, backward=torch.Tensor.backward, step=None):
     torch.manual_seed(fabric.global_rank)  # dropout draws
     for number in range(steps):
         optimizer.zero_grad()
@@ -458,7 +459,7 @@ def in_fabric(fabric):
     said = []
     other = fabric_with(fabric)
     other._callbacks = [watch_fabric(every=EVERY, tell=said.append)]
-    model, optimizer = other.setup(Net(), sgd(Net()))
+    model = other.setup(Net())
     optimizer = other.setup_optimizers(sgd(model))
     torch.manual_seed(fabric.global_rank)
     for number in range(2 * STEPS):
@@ -496,9 +497,36 @@ def in_trainer(fabric):
 
 
 @variant
+def ends_within_an_accumulation(fabric):
+    """There gradients are not averaged yet, and the Trainer's callback compares no more."""
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(8, 8)
+
+        def training_step(self, number, _):
+            self.trainer.should_stop = number == STEPS
+            return self.net(batch(fabric, number)).square().mean()
+
+        def configure_optimizers(self):
+            return sgd(self.net)
+
+    said = []
+    callback = watch_trainer(every=EVERY, tell=said.append)
+    one = trainer(fabric, max_epochs=-1, callbacks=[callback], accumulate_grad_batches=3)
+    one.fit(Module(), range(2 * STEPS))
+    return silent(said, callback.watch.steps, callback.watch)
+
+
+@variant
 def without_ddp(fabric):
     """What has no DDP wrapper is left alone by the callbacks."""
     watch_fabric().on_after_setup(fabric, toy()[0])
+    callback = watch_trainer()
+    callback.on_train_start(SimpleNamespace(strategy=SimpleNamespace(model=toy()[0])), None)
+    callback.on_train_end(None, None)
+    assert callback.watch is None
     return silent([], 0)
 
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import UserDict
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,9 @@ def kinds(said):
     return sorted(kind for kind, pattern in MARKS.items() if any(re.search(pattern, text) for text in said))
 
 
-def found(said, *expected):
+def found(said, *expected, watch=None):
+    """``watch`` is given where nothing is to be found: it must have looked."""
+    assert expected or (watch is not None and watch.steps > 0), "nothing found by a watch that did not look"
     return Measurement("kinds of findings", kinds(said), healthy=sorted(expected), broken=AnyOther("any others: a miss or a false alarm"))
 
 
@@ -149,11 +152,11 @@ def unfrozen(fabric):
 
 @variant
 def frozen_is_no_fault(fabric):
-    model, _, said = watched(fabric, ddp={"find_unused_parameters": True})
+    model, watch, said = watched(fabric, ddp={"find_unused_parameters": True})
     train(fabric, model, range(2))
     model.module.first.requires_grad_(False)
     train(fabric, model, range(2, 4))
-    return found(said)
+    return found(said, watch=watch)
 
 
 # Between ranks
@@ -273,16 +276,16 @@ def unseen_equal_draws_of_python(fabric):
         def forward(self, inputs):
             return super().forward(nn.functional.dropout(inputs)) * random.random()
 
-    model, _, said = watched(fabric, Skips())
+    model, watch, said = watched(fabric, Skips())
     random.seed(5)
     torch.manual_seed(fabric.global_rank)
     train(fabric, model, range(1))
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
 def one_batch_in_a_mapping(fabric):
-    @dataclass
+    @dataclass(slots=True)
     class Batch:
         parts: UserDict
 
@@ -363,7 +366,7 @@ def a_step_more_on_one_rank(fabric):
     if fabric.global_rank == 1:
         optimizer.step()
     watch.check()
-    return found(said, "around", "steps")
+    return found(said, "around", "steps", "parameters")
 
 
 @variant
@@ -375,6 +378,55 @@ def another_model(fabric):
         model.module.first.requires_grad_(False)
     watch.check()
     return found(said, "hooks", "model")
+
+
+@variant
+def around_beside_through(fabric):
+    """In every step one forward and backward through DDP, and another around it."""
+    model, _, said = watched(fabric)
+    optimizer = sgd(model)
+    for number in range(3):
+        optimizer.zero_grad()
+        model(batch(fabric, number)).square().mean().backward()
+        with model.no_sync():
+            model.module(batch(fabric, number)).abs().mean().backward()
+        optimizer.step()
+    return found(said, "gradients")
+
+
+@variant
+def forward_called_directly(fabric):
+    """DDP averages, but no hook runs: a false alarm that the page names."""
+    model, _, said = watched(fabric)
+    train(fabric, model, range(3), forward=lambda inputs: model.forward(inputs))
+    return found(said, "around")
+
+
+@variant
+def ranks_that_do_not_meet(fabric):
+    """Rank 0 leaves out a step and waits; the comparison of the others ends with the timeout of the group."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    model = DistributedDataParallel(Net(), process_group=group)
+    watch, optimizer, told = Watch(model, every=1), sgd(model), ""
+    train(fabric, model, range(1), optimizer=optimizer)
+    model(batch(fabric, 1)).square().mean().backward()
+    try:
+        optimizer.step() if fabric.global_rank else watch.stop()
+    except Fault as error:
+        told = str(error)
+    expected = "step 2: the ranks did not meet: one has made another number of steps, or has ended" if fabric.global_rank else ""
+    return Measurement("fault", told, healthy=expected, broken=AnyOther("another one, or none"))
+
+
+@variant
+def a_thousand_forwards_without_a_step(fabric):
+    heard = logged()
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    watch = Watch(model)
+    for _ in range(1001):
+        model(torch.ones(1, 1))
+    assert watch.steps == 0
+    return Measurement("log records", [text.partition(",")[0] for text in heard], healthy=["1000 forwards"], broken=AnyOther("others"))
 
 
 # How it is told
@@ -504,7 +556,8 @@ def stopped(fabric):
     model, watch, said = watched(fabric)
     watch.stop()
     train(fabric, model, range(3), forward=model.module)
-    return found(said)
+    assert watch.steps == 0
+    return Measurement("kinds of findings", kinds(said), healthy=[], broken=AnyOther("a watch that has not stopped"))
 
 
 # What it cannot see
@@ -512,8 +565,8 @@ def stopped(fabric):
 
 @variant
 def unseen_between_comparisons(fabric):
-    """A gradient of one rank's own in a step between two comparisons; the parameters show it when it is their turn."""
-    model, _, said = watched(fabric, every=4)
+    """A gradient of one rank's own in a step between two comparisons."""
+    model, watch, said = watched(fabric, every=4)
     optimizer = sgd(model)
     for number in range(9):
         optimizer.zero_grad()
@@ -521,30 +574,30 @@ def unseen_between_comparisons(fabric):
         if number == 2:
             model.module.first.weight.grad.mul_(1 + fabric.global_rank)
         optimizer.step()
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
 def unseen_where_all_are_wrong_alike(fabric):
-    model, _, said = watched(fabric)
+    model, watch, said = watched(fabric)
     optimizer = sgd(model)
     for number in range(3):
         optimizer.zero_grad()
         model(batch(fabric, number)).square().mean().mul(100).backward()
         optimizer.step()
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
 def unseen_in_another_order(fabric):
     """The sum of the bits does not tell where a number stands."""
-    model, _, said = watched(fabric)
+    model, watch, said = watched(fabric)
     optimizer = sgd(model)
     model(batch(fabric, 0)).square().mean().backward()
     if fabric.global_rank == 1:
         model.module.first.weight.grad.copy_(model.module.first.weight.grad.flip(0))
     optimizer.step()
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
@@ -560,25 +613,25 @@ def hooks_lost_before(fabric):
 
 @variant
 def unseen_same_samples_in_another_order(fabric):
-    model, _, said = watched(fabric)
+    model, watch, said = watched(fabric)
     optimizer = sgd(model)
     for number in range(3):
         samples = torch.randn(4, 8, generator=torch.Generator().manual_seed(number)).roll(fabric.global_rank, 0)
         optimizer.zero_grad()
         model(samples).square().mean().backward()
         optimizer.step()
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
 def unseen_repeats_within_a_rank(fabric):
-    model, _, said = watched(fabric)
+    model, watch, said = watched(fabric)
     optimizer = sgd(model)
     for _ in range(3):
         optimizer.zero_grad()
         model(batch(fabric, 0).repeat(2, 1)).square().mean().backward()
         optimizer.step()
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
@@ -595,16 +648,16 @@ def unseen_gradient_of_zeros(fabric):
             out = super().forward(inputs) + 0 * self.never
             return out + self.once if self.steps == 1 else out
 
-    model, _, said = watched(fabric, Partly(), ddp={"find_unused_parameters": True})
+    model, watch, said = watched(fabric, Partly(), ddp={"find_unused_parameters": True})
     train(fabric, model, range(4))
     assert not model.module.never.grad.any()
-    return found(said)
+    return found(said, watch=watch)
 
 
 @variant
 def unseen_draws_of_the_data(fabric):
     """Random numbers that the ranks draw alike outside forward and step: augmentation, for example."""
-    model, _, said = watched(fabric)
+    model, watch, said = watched(fabric)
     torch.manual_seed(5)
     optimizer = sgd(model)
     for number in range(3):
@@ -612,7 +665,7 @@ def unseen_draws_of_the_data(fabric):
         optimizer.zero_grad()
         model(batch(fabric, number) + noise).square().mean().backward()
         optimizer.step()
-    return found(said)
+    return found(said, watch=watch)
 
 
 if __name__ == "__main__":
