@@ -76,7 +76,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from ddp_pitfalls.watched import watch
+    from ddp_pitfalls.findings import watch
 
     with processes.temporary_files():
         return watch(arguments.root, arguments.ids, _asked(arguments), arguments.jobs)

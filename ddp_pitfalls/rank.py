@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 
-from ddp_pitfalls import hardware, processes, watching
+from ddp_pitfalls import hardware, processes, under_watch
 from ddp_pitfalls.measure import Ended, Measurement, Notice
 from ddp_pitfalls.script import load
 
@@ -119,7 +119,7 @@ def perform(job: Job, rank: int, start: Callable[[], Fabric], entered: Callable[
         variant = load(job.script).variants[job.variant]
         launched = start()
         hear_warnings(notice)
-        look = watching.watch_every_model(notice) if job.watched else None
+        look = under_watch.watch_every_model(notice) if job.watched else None
         entered()
         measurement = variant.function(launched)
         if look is not None:

@@ -124,8 +124,9 @@ def _start(running: dict[Connection, _Process], script: ScriptRun, asked: Asked)
 
 
 def _hear(process: _Process) -> None:
-    """The next message: an outcome, a problem, or None at the end. Only the pipe tells that a script has gone: its process may outlive
-    the warm process that started it.
+    """The next message: the environment, an outcome, a problem, or None at the end. Raises NotHere.
+
+    Only the pipe tells that a script has gone: its process may outlive the warm process that started it.
     """
     process.heard = time.monotonic()
     try:
@@ -151,7 +152,9 @@ def _stop(process: _Process) -> None:
 
 
 def perform(path: Path, asked: Asked, sender: Connection) -> None:
-    """Run one script in this process, and send an Outcome for each variant, then None; a string where it cannot be run."""
+    """Run one script in this process, and send its Environment, an Outcome for each variant, then None; NotHere where the tier is not
+    here; a string where it cannot be run.
+    """
     from ddp_pitfalls import hardware
     from ddp_pitfalls.script import BadScript
 

@@ -16,16 +16,17 @@ import msgspec
 import pytest
 import yaml
 
-from ddp_pitfalls import results, watched
+from ddp_pitfalls import findings, results
 from ddp_pitfalls.catalogue import ROOT, Unknown, find
 from ddp_pitfalls.checks import FINDINGS
-from ddp_pitfalls.evidence import chart, diff, functions, markup, overview, programs, source, watching, write
+from ddp_pitfalls.evidence import chart, diff, functions, markup, overview, programs, source, write
+from ddp_pitfalls.evidence import findings as evidence_findings
 from ddp_pitfalls.evidence.entries import check_page, entries, skeleton
 from ddp_pitfalls.evidence.sections import fragments
+from ddp_pitfalls.findings import Watched
 from ddp_pitfalls.measure import Dies, Hangs, Raises
 from ddp_pitfalls.results import Curve, Environment, Failure, Measured, OnRank, PairResult, Results, Told, VariantResult
 from ddp_pitfalls.script import load
-from ddp_pitfalls.watched import Watched
 
 HOSTILE = (
     '</td></tr></table></div><script>alert("1")</script> **b** _i_ `c` ``d`` | {{ 7 * 7 }} {% x %} [a](http://e) ![i](x) <!-- &lt; &amp; '
@@ -470,7 +471,7 @@ def test_findings_are_counted_and_other_environments_named(tmp_path: Path) -> No
         return Watched(1, environment, {"some-id": sides, "no-page": sides})
 
     found, _ = entries(project(tmp_path, ["some-id"]))
-    shown = text_of(watching.found("", found, [kept(FOUR, "hooks"), kept(CPU, "hooks"), kept(OLD)]))
+    shown = text_of(evidence_findings.found_by_watch("", found, [kept(FOUR, "hooks"), kept(CPU, "hooks"), kept(OLD)]))
     assert "hooks lost: 2 of 2" in shown
     assert "gradients differ: 1 of 2" in shown
     assert "no gradient: two" in shown
@@ -481,14 +482,14 @@ def test_findings_are_counted_and_other_environments_named(tmp_path: Path) -> No
     assert "Something else was found with torch 2.9.1" in shown
     assert "no-page" not in shown
     [entry] = found
-    assert "The check to leave on finds hooks lost (2 of 2 silent variants); gradients differ (1 of 2" in text_of(
-        watching.on_page(entry, [kept(CPU, "hooks")])
+    assert "Watch, left on, finds hooks lost (2 of 2 silent variants); gradients differ (1 of 2" in text_of(
+        evidence_findings.found_on_page(entry, [kept(CPU, "hooks")])
     )
-    assert watching.on_page(entry, []) == ""
+    assert evidence_findings.found_on_page(entry, []) == ""
 
 
 def test_every_kind_of_finding_has_words() -> None:
-    assert list(watching.KINDS) == list(FINDINGS)
+    assert list(evidence_findings.KINDS) == list(FINDINGS)
 
 
 def test_damaged_findings_are_named_in_one_line(tmp_path: Path) -> None:
@@ -497,7 +498,7 @@ def test_damaged_findings_are_named_in_one_line(tmp_path: Path) -> None:
     for content in (b"", b"{}", b'{"format": 1}', b"\xff"):
         path.write_bytes(content)
         with pytest.raises(results.BadResults, match=r"is damaged .*: restore it with git, or run nox -s watch"):
-            watched.read_all(tmp_path)
+            findings.read_all(tmp_path)
 
 
 def test_programs_get_the_same_data(tmp_path: Path) -> None:
@@ -621,7 +622,7 @@ def test_it_writes_what_changed_and_removes_what_is_stale(tmp_path: Path) -> Non
     (folder / "other").mkdir()
     (folder / "other" / "left.md").write_text("left")
     assert write(root) == "evidence of 1 pitfall: 6 files written, 4 removed; without a page: two-pitfalls"
-    over_all = ["checks.md", "hangs.md", "pitfalls.md", "recorded.md", "symptoms.md", "versions.md", "watched.md"]
+    over_all = ["checks.md", "hangs.md", "pitfalls.md", "recorded.md", "symptoms.md", "versions.md", "findings.md"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(["one-pitfall", *over_all])
 
 

@@ -11,11 +11,11 @@ from support import SCRIPTS, judged
 from ddp_pitfalls import hardware
 from ddp_pitfalls.catalogue import ROOT, find
 from ddp_pitfalls.checks import FINDINGS
+from ddp_pitfalls.findings import FOLDER, Findings, failures, findings, read_all, run_watched
 from ddp_pitfalls.measure import FIX, FIXED, REPRO, REPRODUCED
 from ddp_pitfalls.record import scripts_of
 from ddp_pitfalls.runner import JOBS, Asked, Outcome, run
 from ddp_pitfalls.script import load
-from ddp_pitfalls.watched import FOLDER, Findings, failures, findings, read_all, watched
 
 CLEAN, FAULTS = (SCRIPTS / FIX / f"watch_{name}.py" for name in ("clean", "faults"))
 
@@ -126,7 +126,7 @@ class Found:
 @pytest.fixture(scope="module", params=RANKS)
 def on_the_catalogue(request: pytest.FixtureRequest, workplace: None) -> Found:
     """What a watch finds in the fixes and the silent repros, by pitfall."""
-    runs = watched(scripts_of(list(find().values())), Asked(ranks=request.param, accelerator="cpu"), JOBS)
+    runs = run_watched(scripts_of(list(find().values())), Asked(ranks=request.param, accelerator="cpu"), JOBS)
     assert failures(runs) == []
     return Found(request.param, findings(runs))
 

@@ -1,6 +1,6 @@
 """Run scripts as Python would, each in a fork of this process, which has imported torch and Lightning: they cost no import.
 
-Of every script whose path stands on a line of the input, the exit code is written as a line. A script runs in its own folder, where
+Reads paths of scripts, one a line, and writes the exit code of each as a line. A script runs in its own folder, where
 its output goes to ``out`` and ``err``, and where temporary files go.
 """
 

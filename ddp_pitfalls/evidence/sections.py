@@ -7,13 +7,14 @@ from pathlib import Path
 
 from ddp_pitfalls import patterns
 from ddp_pitfalls.catalogue import Unknown
-from ddp_pitfalls.evidence import diff, watching, wording
+from ddp_pitfalls.evidence import diff, wording
 from ddp_pitfalls.evidence.entries import END, EVIDENCE, TOP, Entry, on_gpu
+from ddp_pitfalls.evidence.findings import found_on_page
 from ddp_pitfalls.evidence.index import anchor
 from ddp_pitfalls.evidence.markup import bullets, code, code_block, codes, join, paragraph, prose, row, table, text
 from ddp_pitfalls.evidence.measured import measured
 from ddp_pitfalls.evidence.source import Declared, fixed_code, plain_lines
-from ddp_pitfalls.watched import Watched
+from ddp_pitfalls.findings import Watched
 
 JUMPS = {
     "what-changes": "The fix",
@@ -31,7 +32,7 @@ def fragments(entry: Entry, watched: Sequence[Watched] = ()) -> dict[str, str]:
             "## Run it", run_it(entry), "## What changes", what_changes(entry), "## Copy this", copy_this(entry),
             "## Measured", measured(entry), "## Versions", versions(entry),
         ),
-        END: join("## Who notices", who_notices(entry), watching.on_page(entry, watched), "## Sources", sources(entry)),
+        END: join("## Who notices", who_notices(entry), found_on_page(entry, watched), "## Sources", sources(entry)),
     }  # fmt: skip
 
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ddp_pitfalls.evidence.entries import FOLDER, Entry, entries
+from ddp_pitfalls.evidence.findings import found_by_watch
 from ddp_pitfalls.evidence.functions import CHECKS, copies, functions
 from ddp_pitfalls.evidence.index import recorded, symptoms
 from ddp_pitfalls.evidence.overview import hangs, pitfalls, versions
 from ddp_pitfalls.evidence.programs import published
 from ddp_pitfalls.evidence.sections import fragments
-from ddp_pitfalls.evidence.watching import found as found_by_watch
-from ddp_pitfalls.watched import Watched, read_all
+from ddp_pitfalls.findings import Watched, read_all
 
 DOCS = Path("docs")
 
@@ -27,7 +27,7 @@ def render(found: list[Entry], checks: str = "", watched: Sequence[Watched] = ()
         "versions": versions(found),
         "hangs": hangs(found),
         "checks": functions(checks, found),
-        "watched": found_by_watch(checks, found, watched),
+        "findings": found_by_watch(checks, found, watched),
     }
     code = {FOLDER / "checks" / f"{name}.py": text for name, text in copies(checks).items()}
     programs = {DOCS / name: text for name, text in {**published(found), CHECKS.name: checks}.items()}

@@ -11,11 +11,11 @@ from ddp_pitfalls.evidence.entries import Entry, preferred_first
 from ddp_pitfalls.evidence.functions import CHECKS
 from ddp_pitfalls.evidence.markup import code, join, paragraph, prose, row, table, text
 from ddp_pitfalls.evidence.source import parsed
+from ddp_pitfalls.findings import Findings, Watched
 from ddp_pitfalls.measure import FIX, REPRO
 from ddp_pitfalls.results import Environment
-from ddp_pitfalls.watched import Findings, Watched
 
-KINDS = {  # as checks.FINDINGS, in words
+KINDS = {  # those of checks.FINDINGS, which needs torch, in words
     "hooks": "hooks lost",
     "around": "forward around DDP",
     "gradients": "gradients differ",
@@ -29,14 +29,15 @@ KINDS = {  # as checks.FINDINGS, in words
 }
 
 
-def found(checks: str, entries: Sequence[Entry], records: Sequence[Watched]) -> str:
+def found_by_watch(checks: str, entries: Sequence[Entry], records: Sequence[Watched]) -> str:
     """Pitfalls by kinds of findings, with the number of silent variants in which each was found; then where else it was found the same."""
     if not records:
         return join(paragraph("Nothing was recorded yet."))
     first, *others = (record for _, record in preferred_first([(record.environment, record) for record in records]))
     shown = [entry for entry in entries if first.pitfalls.get(entry.id, {}).get(REPRO)]
-    rows = [_row(entry, first.pitfalls[entry.id], _functions(checks)) for entry in shown]
-    head = ["Pitfall", "Watch finds, in so many silent variants", "In the fix", "To look once"]
+    functions = _functions(checks)
+    rows = [_row(entry, first.pitfalls[entry.id], functions) for entry in shown]
+    head = ["Pitfall", "Watch finds, in how many silent variants", "Found in the fix", "Function that looks once"]
     same = [other for other in others if _same(first, other)]
     says = f"Recorded with {_where(first.environment)}."
     if same:
@@ -55,7 +56,7 @@ def _same(first: Watched, other: Watched) -> bool:
     return all(one[key] == two[key] for key in one.keys() & two.keys())
 
 
-def on_page(entry: Entry, records: Sequence[Watched]) -> str:
+def found_on_page(entry: Entry, records: Sequence[Watched]) -> str:
     """Whether a Watch that is left on finds the pitfall of a page: a sentence, where it has a silent variant that was run under one."""
     preferred = preferred_first([(record.environment, record) for record in records])
     repro = next((record.pitfalls[entry.id].get(REPRO, {}) for _, record in preferred if entry.id in record.pitfalls), {})
@@ -63,7 +64,7 @@ def on_page(entry: Entry, records: Sequence[Watched]) -> str:
         return ""
     seen = [f"{text(KINDS[kind])} ({n} of {len(repro)} silent variants)" for kind, n in _counted(repro) if n]
     told = f"finds {'; '.join(seen)}" if seen else "finds nothing here"
-    return paragraph(f'The <a href="../../checks/#leave-it-on">check to leave on</a> {told}.')
+    return paragraph(f'<a href="../../checks/#leave-it-on"><code>Watch</code></a>, left on, {told}.')
 
 
 def _counted(variants: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:

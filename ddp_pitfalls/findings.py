@@ -33,7 +33,7 @@ def watch(root: Path, ids: Sequence[str], asked: Asked, jobs: int) -> int:
 
     Returns 1, and writes nothing, where a script cannot be run to its end; 77 where there is none.
     """
-    runs = watched(scripts_of(chosen(find(root), ids)), asked, jobs)
+    runs = run_watched(scripts_of(chosen(find(root), ids)), asked, jobs)
     if problems := failures(runs):
         print("\n".join(problems))
         return NOT_AS_EXPECTED
@@ -49,7 +49,7 @@ def watch(root: Path, ids: Sequence[str], asked: Asked, jobs: int) -> int:
     return AS_EXPECTED
 
 
-def watched(scripts: Sequence[tuple[str, Path]], asked: Asked, jobs: int) -> list[ScriptRun]:
+def run_watched(scripts: Sequence[tuple[str, Path]], asked: Asked, jobs: int) -> list[ScriptRun]:
     """Run scripts with a ``Watch`` on every model."""
     return list(run(scripts, dataclasses.replace(asked, watched=True), jobs))
 

@@ -12,8 +12,8 @@ from ddp_pitfalls.measure import FOUND, Notice
 
 
 def watch_every_model(notice: Callable[[Notice], None]) -> Callable[[], None]:
-    """From now on, watch every model that is wrapped in DDP, at each step. Call what this returns when the variant has ended: a variant
-    that ends with a backward is looked at then.
+    """From now on, watch every model that is wrapped in DDP, at each step. Call what this returns when the variant has ended: a model that
+    never made a step is looked at then, after its last backward.
     """
     watches: list[Watch] = []
     wrap = DistributedDataParallel.__init__
