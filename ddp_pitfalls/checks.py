@@ -424,7 +424,7 @@ class Watch:
     At each step, without communication: hooks that DDP has lost, a step without a forward through DDP. After the first step and every
     ``every`` steps the ranks compare their gradients, exactly, and at one comparison in ten their parameters and buffers; the
     batches that they were given; the random numbers that they drew; parameters without a gradient since the start; and what single
-    ranks found in the steps between. All ranks learn the same at the same time, so none is left waiting: with ``tell="raise"`` all
+    ranks found in the steps between. All ranks learn the same at the same time, so none waits for one that has raised: with ``tell="raise"`` all
     raise ``Fault``, with "warn" and "log" rank 0 says it, and a function gets the text on every rank. Nothing is told twice.
 
     ``ignore`` names parameters and buffers that may be different or idle (patterns as in ``fnmatch``); ``skip`` names kinds of
