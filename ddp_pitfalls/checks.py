@@ -424,8 +424,9 @@ class Watch:
     At each step, without communication: hooks that DDP has lost, a step without a forward through DDP. After the first step and every
     ``every`` steps the ranks compare their gradients, exactly, and at one comparison in ten their parameters and buffers; the
     batches that they were given; the random numbers that they drew; parameters without a gradient since the start; and what single
-    ranks found in the steps between. All ranks learn the same at the same time, so none waits for one that has raised: with ``tell="raise"`` all
-    raise ``Fault``, with "warn" and "log" rank 0 says it, and a function gets the text on every rank. Nothing is told twice.
+    ranks found in the steps between. All ranks learn the same at the same time, so none waits for one that has raised: with
+    ``tell="raise"`` all raise ``Fault``, with "warn" and "log" rank 0 says it, and a function gets the text on every rank. Nothing is
+    told twice.
 
     ``ignore`` names parameters and buffers that may be different or idle (patterns as in ``fnmatch``); ``skip`` names kinds of
     ``FINDINGS`` that are meant. Raises ValueError for a model without a DDP wrapper or with several, and for options that do not exist.
