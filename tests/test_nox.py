@@ -44,8 +44,8 @@ PIP = """\
 SLOW = """\
     \"\"\"A script that takes a while to end its ranks.\"\"\"
     import time
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(1)
