@@ -722,7 +722,7 @@ class Watch:
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's bits as whole numbers: the same in any order and on any device, unlike a sum of its values."""
+    """The sum of a tensor's bits as whole numbers: the same in whatever order a device adds, unlike that of its values."""
     plain = tensor.detach()
     if plain.is_sparse:
         plain = plain.coalesce()

@@ -56,9 +56,9 @@ def run_watched(scripts: Sequence[tuple[str, Path]], asked: Asked, jobs: int) ->
 
 def failures(runs: Sequence[ScriptRun]) -> list[str]:
     """Scripts that could not be run, and variants that did not come to their end under the watch."""
-    broken = [f"{script.side}/{script.path.name}: {script.problem}" for script in runs if script.problem]
+    broken = [f"{script.name}: {script.problem}" for script in runs if script.problem]
     ends = [(script, o.variant, end) for script in runs for o in script.outcomes for end in o.verdict.ranks]
-    return broken + [f"{s.side}/{s.path.name}, {variant}: {end.sentence()}" for s, variant, end in ends if end.how != "measured"]
+    return broken + [f"{s.name}, {variant}: {end.sentence()}" for s, variant, end in ends if end.how != "measured"]
 
 
 def findings(runs: Sequence[ScriptRun]) -> dict[str, Findings]:

@@ -25,7 +25,7 @@ def record(root: Path, ids: Sequence[str], asked: Asked, jobs: int, *, replace: 
     scripts = scripts_of(chosen(find(root), ids))
     runs = list(run(scripts, asked, jobs))
     measured = pairs(runs)
-    problems = {script.pitfall: f"{script.side}/{script.path.name}: {script.problem}" for script in runs if script.problem}
+    problems = {script.pitfall: f"{script.name}: {script.problem}" for script in runs if script.problem}
     if spawn:
         spawned = pairs(list(run(scripts, dataclasses.replace(asked, method="spawn"), jobs)))
         problems |= {id: f"{', '.join(other)} ended in another way under spawn" for id, other in _differ(measured, spawned).items()}

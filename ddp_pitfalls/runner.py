@@ -67,6 +67,11 @@ class ScriptRun:
         return self.path.parent.name
 
     @property
+    def name(self) -> str:
+        """The script as people write it."""
+        return f"{self.side}/{self.path.name}"
+
+    @property
     def as_documented(self) -> bool:
         return not self.problem and all(o.verdict.as_documented or o.verdict.word == NOT_MEASURED for o in self.outcomes)
 

@@ -32,7 +32,7 @@ def verify(root: Path, ids: Sequence[str], asked: Asked, jobs: int, as_json: boo
         task = progress.add_task("starting", total=len(scripts))
         for script in run(scripts, asked, jobs):
             runs.append(script)
-            progress.update(task, advance=1, description=f"{script.side}/{script.path.name}")
+            progress.update(task, advance=1, description=script.name)
     runs.sort(key=lambda script: (script.pitfall, script.side != REPRO))
     if as_json:
         json.dump([_plain(script) for script in runs], sys.stdout, indent=1)
@@ -79,7 +79,7 @@ def _summary(script: ScriptRun) -> str:
 
 
 def _print_wrong(console: Console, script: ScriptRun) -> None:
-    console.print(f"\n{script.side}/{script.path.name}", style="bold")
+    console.print(f"\n{script.name}", style="bold")
     if script.problem:
         print(script.problem)
     for outcome in script.outcomes:

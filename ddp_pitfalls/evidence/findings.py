@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from ddp_pitfalls.evidence.entries import Entry, preferred_first
-from ddp_pitfalls.evidence.functions import CHECKS
+from ddp_pitfalls.evidence.functions import names, public
 from ddp_pitfalls.evidence.markup import code, join, paragraph, prose, row, table, text
-from ddp_pitfalls.evidence.source import parsed
 from ddp_pitfalls.findings import Findings, Watched
 from ddp_pitfalls.measure import FIX, REPRO
 from ddp_pitfalls.results import Environment
@@ -35,7 +32,7 @@ def found_by_watch(checks: str, entries: Sequence[Entry], records: Sequence[Watc
         return join(paragraph("Nothing was recorded yet."))
     first, *others = (record for _, record in preferred_first([(record.environment, record) for record in records]))
     shown = [entry for entry in entries if first.pitfalls.get(entry.id, {}).get(REPRO)]
-    functions = _functions(checks)
+    functions = [node.name for node in public(checks)]
     rows = [_row(entry, first.pitfalls[entry.id], functions) for entry in shown]
     head = ["Pitfall", "Watch finds, in how many silent variants", "Found in the fix", "Function that looks once"]
     same = [other for other in others if _same(first, other)]
@@ -76,13 +73,9 @@ def _row(entry: Entry, sides: Findings, functions: Sequence[str]) -> str:
     repro, fix = sides[REPRO], sides.get(FIX, {})
     seen = [f"{text(KINDS[kind])}: {n} of {len(repro)}" for kind, n in _counted(repro) if n]
     alarms = [f"{text(KINDS[kind])}: {code(name)}" for name, found in fix.items() for kind in found]
-    used = [f'<a href="#{name}">{code(name)}</a>' for name in functions if re.search(rf"\b{name}\b", entry.page)]
+    used = [f'<a href="#{name}">{code(name)}</a>' for name in functions if names(entry, name)]
     link = f'<a href="../pitfalls/{quote(entry.id)}/">{prose(entry.front.title)}</a>'
     return row(link, ["<br>".join(seen) or "nothing", "<br>".join(alarms) or "nothing", "<br>".join(used) or "see the page"])
-
-
-def _functions(checks: str) -> list[str]:
-    return [node.name for node in parsed(checks, CHECKS).body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
 
 
 def _where(environment: Environment) -> str:

@@ -20,11 +20,20 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 def functions(checks: str, entries: Sequence[Entry]) -> str:
     """For each function: its name, what it is for, the pages that use it, and its code where that stands alone."""
     blocks = []
-    for node in parsed(checks, CHECKS).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            blocks += [f"## <code>{node.name}</code> {{ #{node.name} }}", paragraph(prose(_first_sentence(node)))]
-            blocks += [_pages(node.name, entries), _code(node, checks)]
+    for node in public(checks):
+        blocks += [f"## <code>{node.name}</code> {{ #{node.name} }}", paragraph(prose(_first_sentence(node)))]
+        blocks += [_pages(node.name, entries), _code(node, checks)]
     return join(*blocks) if blocks else join("There is no check yet.")
+
+
+def public(checks: str) -> list[ast.FunctionDef]:
+    """The functions of checks.py that are for users."""
+    return [node for node in parsed(checks, CHECKS).body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+
+
+def names(entry: Entry, function: str) -> bool:
+    """Whether the prose of a page names a function."""
+    return re.search(rf"\b{function}\b", entry.page) is not None
 
 
 def copies(checks: str) -> dict[str, str]:
@@ -38,7 +47,7 @@ def _first_sentence(node: ast.FunctionDef) -> str:
 
 def _pages(name: str, entries: Sequence[Entry]) -> str:
     """Links to the pages whose prose names the function."""
-    used = [e for e in entries if re.search(rf"\b{name}\b", e.page)]
+    used = [e for e in entries if names(e, name)]
     links = ", ".join(f'<a href="../pitfalls/{quote(e.id)}/#check-your-own-run">{prose(e.front.title)}</a>' for e in used)
     return paragraph(f"Used on: {links}") if links else ""
 
